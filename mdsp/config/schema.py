@@ -1,0 +1,117 @@
+"""RunConfig: what may stand in the JSON file. Types and single-key rules live here, combinations in `rules.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from mdsp.model.config import Frozen
+
+
+class ParallelConfig(Frozen):
+    """How the model is spread. Data-parallel degree = devices / (tensor x pipeline)."""
+
+    tensor: int = Field(default=1, gt=0)
+    """Tensor-parallel degree: ranks that share every matrix of a block (Shoeybi et al. 2019)."""
+    pipeline: int = Field(default=1, gt=0)
+    """Pipeline-parallel degree: number of stages."""
+    sequence_parallel: bool = False
+    """Split norms, dropout and the residual along the sequence over the tensor ranks (Korthikanti et al. 2022)."""
+    blocks_per_stage: list[int] | None = None
+    """Transformer blocks of each stage; None balances the stages by computed cost."""
+    strict_topology: bool = False
+    """Refuse, instead of warn, when a tensor-parallel group would span nodes."""
+
+
+class DataConfig(Frozen):
+    """Tokenised text, as written by `mdsp prepare`."""
+
+    train: str | list[str] | None = None
+    """Path prefix (without .bin/.idx) of the training tokens; a list is read one after the other as one corpus."""
+    valid: str | list[str] | None = None
+    """Path prefix of held-out tokens for evaluation."""
+    seq_length: int = Field(default=1024, gt=0)
+    """Tokens per sample."""
+    tokenizer: str | None = None
+    """Directory of the tokenizer files; copied into checkpoints and exports."""
+    mask_separators: bool = False
+    """Leave predictions that cross a document boundary out of the loss."""
+
+
+class ScheduleConfig(Frozen):
+    """Learning rate over time, as a factor on `optimizer.params.lr`."""
+
+    kind: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """After a linear warm-up: constant; linear or cosine decay; or warm-up, stable, decay (WSD)."""
+    unit: Literal["steps", "tokens"] = "steps"
+    """What `warmup`, `total` and `decay` count."""
+    warmup: int = Field(default=0, ge=0)
+    """Length of the linear warm-up from 0."""
+    total: int | None = Field(default=None, gt=0)
+    """Where the decay ends; None means the end of training."""
+    decay: int | None = Field(default=None, gt=0)
+    """wsd: length of the final decay; None means a tenth of `total`."""
+    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Final learning rate as a fraction of the peak."""
+
+
+class TrainConfig(Frozen):
+    """The loop."""
+
+    steps: int = Field(default=100, gt=0)
+    """Optimizer steps, counted from the start of training and not from a resume."""
+    seed: int = Field(default=1234, ge=0)
+    """Seed of initial weights, sample order and dropout."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning-rate schedule."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activation recomputation: none, the attention core only, or whole blocks."""
+    recompute_interval: int = Field(default=1, gt=0)
+    """With recompute "full": blocks that share one checkpoint; only the input of every n-th block is kept."""
+    eval_interval: int = Field(default=0, ge=0)
+    """Steps between evaluations on `data.valid`; 0 never."""
+    eval_batches: int = Field(default=8, gt=0)
+    """Global batches per evaluation."""
+    log_interval: int = Field(default=1, gt=0)
+    """Steps between log lines."""
+    max_bad_steps: int = Field(default=10, gt=0)
+    """Consecutive steps skipped for overflow, NaN or infinite loss or gradient after which training stops."""
+
+
+class CheckpointConfig(Frozen):
+    """What is written, where, and how a run continues."""
+
+    dir: str | None = None
+    """Directory of the run's checkpoints; None writes none."""
+    interval: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 only at the end."""
+    resume: str = "none"
+    """none: a fresh start. auto: the newest complete checkpoint in `dir`, or a fresh start when there is none.
+    Anything else: the checkpoint at that path, and an error when it is not there."""
+
+
+class MonitorConfig(Frozen):
+    """Measurements."""
+
+    dir: str = "runs"
+    """Directory for logs, metrics and timelines."""
+    timeline_interval: int = Field(default=10, ge=0)
+    """Steps between timelines of every instruction; 0 never."""
+
+
+class MdspConfig(Frozen):
+    """The "mdsp" section."""
+
+    model: dict[str, Any]
+    """Either {"family": ..., and `ModelConfig` fields} or {"from_hf": directory}."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Degrees."""
+    data: DataConfig = DataConfig()
+    """Corpus."""
+    train: TrainConfig = TrainConfig()
+    """Loop."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    monitor: MonitorConfig = MonitorConfig()
+    """Measurements."""
