@@ -1,0 +1,1 @@
+"""What a step cost and where the time went: FLOPs, timeline, bubble, run directory, monitor, report."""
