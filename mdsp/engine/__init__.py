@@ -1,0 +1,1 @@
+"""The model as a DeepSpeed PipelineModule, and the PipelineEngine subclass that trains it."""
