@@ -23,6 +23,7 @@ _HARMLESS_NAMES = """
     encoder_no_repeat_ngram_size bad_words_ids forced_bos_token_id forced_eos_token_id suppress_tokens
     begin_suppress_tokens remove_invalid_values exponential_decay_length_penalty is_decoder tie_encoder_decoder
     cross_attention_hidden_size tf_legacy_loss unsloth_version unsloth_fixed
+    is_llama_config transformers.js_config
 """
 
 HARMLESS = frozenset(_HARMLESS_NAMES.split())
@@ -35,6 +36,8 @@ REFUSED_UNLESS: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "per_layer_config": (None, {}),
     "quantization_config": (None,),
+    "use_mrope": (False, None),
+    "rope_interleaved": (False, None),
 }
 """Fields that every configuration may have and that would change the mathematics unless they hold one of these."""
 

@@ -43,6 +43,8 @@ def read_rope(
     head_dim = options.get("head_dim") or options["hidden_size"] // options["n_heads"]
     options["rotary_base"] = float(theta)
     options["rotary_dim"] = int(head_dim * share)
+    if options["rotary_dim"] < 2:
+        raise hf.refuse(key, f"{share} of a head of {head_dim} leaves no pair of dimensions to rotate")
     named, typed = given.pop("rope_type", None), given.pop("type", None)
     if named is not None and typed is not None and named != typed:
         raise hf.refuse(key, "rope_type and type differ; keep the right one")
@@ -82,7 +84,7 @@ def _listed(kinds: tuple[str, ...]) -> str:
 
 
 def write_rope(config: ModelConfig, values: dict[str, Any], fraction_always: bool = False) -> None:
-    """Write `rope_parameters`.
+    """Write `rope_parameters`, and the top-level fields that `transformers` before version 5 reads in their place.
 
     `fraction_always` writes `partial_rotary_factor` also where all dimensions are rotated, for classes whose own
     default is another.
@@ -99,3 +101,17 @@ def write_rope(config: ModelConfig, values: dict[str, Any], fraction_always: boo
     if fraction_always or config.rotary_dim != config.head_dim:
         parameters["partial_rotary_factor"] = config.rotary_dim / config.head_dim
     values["rope_parameters"] = parameters
+    values["rope_theta"] = config.rotary_base
+    if scaling is not None:
+        values["rope_scaling"] = parameters
+    if "partial_rotary_factor" in parameters:
+        values["partial_rotary_factor"] = parameters["partial_rotary_factor"]
+
+
+def quarter_rotary(options: dict[str, Any]) -> dict[str, Any]:
+    """The rotary default of GPT-NeoX and StableLM: the first quarter of each head is rotated."""
+    heads, hidden = options.get("n_heads"), options.get("hidden_size")
+    head_dim = options.get("head_dim")
+    if not head_dim and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        head_dim = hidden // heads
+    return {"rotary_dim": int(head_dim) // 4} if head_dim else {}
