@@ -1,0 +1,1 @@
+"""Text corpora in, tokenised .bin/.idx datasets, sample order, micro-batches."""
