@@ -77,6 +77,8 @@ class TrainConfig(Frozen):
     """Steps between log lines."""
     max_bad_steps: int = Field(default=10, gt=0)
     """Consecutive steps skipped for overflow, NaN or infinite loss or gradient after which training stops."""
+    allow_unproven_deepspeed: bool = False
+    """Run on a DeepSpeed version other than those that mdsp's numbers were proven on."""
 
 
 class CheckpointConfig(Frozen):
@@ -98,6 +100,21 @@ class MonitorConfig(Frozen):
     """Directory for logs, metrics and timelines."""
     timeline_interval: int = Field(default=10, ge=0)
     """Steps between timelines of every instruction; 0 never."""
+
+
+class HfModel(Frozen):
+    """`mdsp.model` when the model comes from a Hugging Face directory: all else is read from its `config.json`."""
+
+    from_hf: str
+    """Hugging Face directory (config.json and safetensors or .bin files) that gives the model and its weights."""
+    embedding_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Replaces the directory's value."""
+    hidden_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Replaces the directory's value."""
+    attention_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Replaces the directory's value."""
+    init_std: float | None = Field(default=None, gt=0)
+    """Replaces the directory's value."""
 
 
 class MdspConfig(Frozen):
