@@ -38,17 +38,11 @@ class AdamParams(Frozen):
     weight_decay: float | None = Field(default=None, ge=0)
     """Weight decay of matrices and embeddings; biases and norms have none."""
     torch_adam: OnOff = None
-    """torch.optim's implementation, the default here; false compiles DeepSpeed's FusedAdam (needs a compiler)."""
+    """torch's fused implementation. true is filled in, and needed: DeepSpeed's own has to be compiled first."""
     adam_w_mode: OnOff = None
-    """Decoupled weight decay (AdamW); DeepSpeed's default is true, for type "Adam" too."""
+    """Decoupled weight decay (AdamW). As in DeepSpeed the default is true, for type "Adam" too."""
     amsgrad: OnOff = None
     """The AMSGrad variant."""
-    fused: OnOff = None
-    """With torch_adam: torch's fused kernel."""
-    foreach: OnOff = None
-    """With torch_adam: torch's multi-tensor implementation."""
-    fp32_optimizer_states: OnOff = None
-    """With offload_optimizer: moments in fp32."""
 
 
 class SgdParams(Frozen):
@@ -64,10 +58,6 @@ class SgdParams(Frozen):
     """Weight decay of matrices and embeddings; biases and norms have none."""
     nesterov: OnOff = None
     """Nesterov momentum."""
-    fused: OnOff = None
-    """torch's fused kernel."""
-    foreach: OnOff = None
-    """torch's multi-tensor implementation."""
 
 
 class SchedulerSection(Frozen):
@@ -98,12 +88,8 @@ class ZeroSection(Frozen):
     """Elements gathered at a time."""
     overlap_comm: OnOff = None
     """Overlap the reduction with the backward pass."""
-    round_robin_gradients: OnOff = None
-    """Spread the copying of gradients to the host over ranks (with offload)."""
     ignore_unused_parameters: OnOff = None
     """Accept parameters without a gradient."""
-    offload_optimizer: dict[str, Any] | None = None
-    """Keep optimizer state in host memory."""
 
 
 class Bf16Section(Frozen):
@@ -263,12 +249,8 @@ class RunFile(Frozen):
     """Throughput timer."""
     checkpoint: CheckpointSection | None = None
     """Checkpoint writing."""
-    aio: dict[str, Any] | None = None
-    """Asynchronous disk access (NVMe offload)."""
     zero_allow_untested_optimizer: OnOff = None
-    """Accept an optimizer that DeepSpeed has not tested with ZeRO."""
-    zero_force_ds_cpu_optimizer: OnOff = None
-    """With offload_optimizer: insist on DeepSpeed's CPU Adam."""
+    """Accept an optimizer that DeepSpeed has not tested with ZeRO; true is filled in, and SGD needs it."""
     disable_allgather: OnOff = None
     """Broadcasts instead of all-gathers."""
     disable_python_gc: OnOff = None

@@ -5,8 +5,13 @@ Everything that speaks about keys (messages, `--set`, `mdsp config explain`, the
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
+import inspect
+import itertools
 import json
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +56,8 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         words = [json.dumps(arm) for arm in arms]
         return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     if origin is list:
-        return f"list of {type_text(arms[0])}"
+        lengths = [str(n) for item in metadata if (n := getattr(item, "min_length", None)) is not None]
+        return " ".join(["list of", *lengths, type_text(arms[0])])
     if annotation in (int, float):
         bounds = [
             f"{sign} {bound:g}"
@@ -65,6 +71,18 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return {bool: "true or false", str: "string"}.get(annotation, "object")
 
 
+@functools.cache
+def docs_of(section: type[BaseModel]) -> dict[str, str]:
+    """Field -> the sentence under it, for a section. Read from the source only when asked for, to start quickly."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in itertools.pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
+
+
 def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """All keys of a section and of the sections inside it, in the order of the schema."""
     for name, field in section.model_fields.items():
@@ -72,7 +90,7 @@ def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[Key]:
         if inner is not None:
             yield from keys_of(inner, f"{prefix}{name}.")
             continue
-        yield Key(f"{prefix}{name}", field_type(field), _default(field), field.description or "")
+        yield Key(f"{prefix}{name}", field_type(field), _default(field), docs_of(section).get(name, ""))
 
 
 def field_type(field: FieldInfo) -> str:
@@ -84,13 +102,13 @@ def _default(field: FieldInfo) -> str:
     return "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True))
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str], what: str = "keys") -> str:
     """The known word that is nearest to a mistyped one, as `did you mean "x"?`, or all of them when none is near."""
     names = list(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if near:
         return f'did you mean "{near[0]}"?'
-    return f"the keys are {', '.join(names)}" if len(names) <= 20 else "see `mdsp config explain`"
+    return f"the {what} are {', '.join(names)}" if len(names) <= 20 else "see `mdsp config explain`"
 
 
 def _locate(section: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], FieldInfo | None, type[BaseModel]]:
@@ -125,7 +143,7 @@ def problems_of(error: ValidationError, section: type[BaseModel], prefix: str = 
                 problem = Problem(key, value, "is not a known key", suggestion(parts[-1], holder.model_fields))
         elif kind == "missing":
             wanted = f"is required: {field_type(field)}" if field is not None else "is required"
-            problem = Problem(key, MISSING, wanted, (field.description or "").rstrip(".") if field is not None else "")
+            problem = Problem(key, MISSING, wanted, docs_of(holder).get(parts[-1], "").rstrip("."))
         elif kind == "value_error":
             problem = Problem(key, MISSING, item["msg"].removeprefix("Value error, "))
         elif field is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _REMOVED = "was removed from DeepSpeed and would be ignored; delete it"
 _STAGE_3 = "belongs to ZeRO-3, which does not work in a pipeline; delete it"
+_OFFLOAD = "is for offloading, which is broken with bf16 in a pipeline; delete it and use a larger data-parallel degree"
 _AVERAGE = "changes how gradients are averaged, and mdsp's loss is already the token mean; delete it"
 
 REFUSED_KEYS: dict[str, str] = {
@@ -44,7 +45,15 @@ REFUSED_KEYS: dict[str, str] = {
     "optimizer.legacy_fusion": "belongs to an old fp16 optimizer; delete it",
     "optimizer.params.max_grad_norm": "is not an optimizer argument; use gradient_clipping",
     "zero_optimization.offload_param": "needs ZeRO-3, which does not work in a pipeline; use a larger degree",
-    "zero_optimization.cpu_offload": "is an old name; use offload_optimizer",
+    "zero_optimization.offload_optimizer": _OFFLOAD,
+    "zero_optimization.cpu_offload": _OFFLOAD,
+    "zero_optimization.cpu_offload_use_pin_memory": _OFFLOAD,
+    "zero_optimization.round_robin_gradients": _OFFLOAD,
+    "zero_force_ds_cpu_optimizer": _OFFLOAD,
+    "aio": _OFFLOAD,
+    "optimizer.params.fp32_optimizer_states": _OFFLOAD,
+    "optimizer.params.fused": "is set by mdsp; delete it",
+    "optimizer.params.foreach": "is set by mdsp; delete it",
     "zero_optimization.cpu_offload_param": "needs ZeRO-3, which does not work in a pipeline; delete it",
     "zero_optimization.compute_grad_norm": "must stay on: clipping and the log need the norm; delete it",
     "zero_optimization.zenflow": "is not proven with the pipeline engine; delete it",
@@ -97,7 +106,6 @@ REFUSED_KEYS: dict[str, str] = {
     ),
     "zero_optimization.legacy_stage1": "is an old implementation; delete it",
     "zero_optimization.parameter_alignment": "is not proven with the checkpoint layout; delete it",
-    "zero_optimization.cpu_offload_use_pin_memory": "is an old name; use offload_optimizer",
     "zero_optimization.save_muon_momentum_buffer_in_memory": "belongs to the Muon optimizer, which is not supported",
 }
 """Keys that DeepSpeed documents (or did) and mdsp does not pass on -> why, and what to do instead."""

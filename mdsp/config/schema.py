@@ -77,6 +77,8 @@ class TrainConfig(Frozen):
     """Steps between log lines."""
     max_bad_steps: int = Field(default=10, gt=0)
     """Consecutive steps skipped for overflow, NaN or infinite loss or gradient after which training stops."""
+    communication_timeout: float = Field(default=1800.0, gt=0)
+    """Seconds after which a collective that a peer never joins ends the job."""
     allow_unproven_deepspeed: bool = False
     """Run on a DeepSpeed version other than those that mdsp's numbers were proven on."""
 

@@ -56,7 +56,9 @@ def _smallest_maximum(prefix: Sequence[int], extras: Sequence[int]) -> int:
     """The smallest cost of the slowest stage."""
 
     def maximum(cuts: Sequence[int]) -> int:
-        return max(prefix[b] - prefix[a] + extra for (a, b), extra in zip(itertools.pairwise(cuts), extras, strict=True))
+        return max(
+            prefix[b] - prefix[a] + extra for (a, b), extra in zip(itertools.pairwise(cuts), extras, strict=True)
+        )
 
     blocks, stages = len(prefix) - 1, len(extras)
     high = maximum([blocks * stage // stages for stage in range(stages + 1)])

@@ -89,6 +89,8 @@ class Family:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "model"
             message = first["msg"].removeprefix("Value error, ")
+            if not first["loc"]:  # options that do not go together; the message names them
+                raise ConfigError(f"{self.name} model: {message}") from None
             raise ConfigError(f"{self.name} model, {where}: {message} (given: {first.get('input')!r})") from None
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:

@@ -11,7 +11,7 @@ class Frozen(BaseModel):
     """Base of all configuration sections: immutable, typed, no unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False, defer_build=True
     )
 
 
