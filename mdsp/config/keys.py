@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import types
 import typing
@@ -79,7 +80,8 @@ def docs_of(section: type[BaseModel]) -> dict[str, str]:
     found = {}
     for field, text in itertools.pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+            words = " ".join(str(ast.literal_eval(text.value)).split())
+            found[field.target.id] = re.sub(r"\bNone\b", "null", words)  # as it is written in JSON
     return found
 
 

@@ -19,21 +19,21 @@ def _of_model(view: View, tensor: int) -> list[int]:
 
 
 def _world_size(view: View) -> Problem | None:
-    product = view.tensor * view.pipeline
-    if view.world_size % product == 0:
+    tensor, pipeline, world = view.tensor, view.pipeline, view.world_size
+    if world % (tensor * pipeline) == 0:
         return None
-    rule = (
-        f"tensor {view.tensor} x pipeline {view.pipeline} = {product} must divide the number of ranks {view.world_size}"
-    )
-    legal = divisors(view.world_size)
-    if view.world_size % view.pipeline == 0:
-        legal = [d for d in divisors(view.world_size // view.pipeline) if d in _of_model(view, view.tensor)]
-        return Problem("mdsp.parallel.tensor", view.tensor, rule, nearest(legal, view.tensor))
-    if view.world_size % view.tensor == 0:
-        legal = divisors(view.world_size // view.tensor)
-    else:
-        rule += "; so must pipeline alone"
-    return Problem("mdsp.parallel.pipeline", view.pipeline, rule, nearest(legal, view.pipeline))
+    most_stages = view.model.n_layers if view.model is not None else world
+    legal = [
+        (t, p)
+        for t in divisors(world)
+        if t in _of_model(view, tensor)
+        for p in divisors(world // t)
+        if p <= most_stages
+    ]
+    legal = sorted(legal, key=lambda pair: (abs(pair[0] - tensor) + abs(pair[1] - pipeline), pair))[:3]
+    rule = f"tensor x pipeline = {tensor * pipeline} must divide the number of ranks {world}"
+    way_out = "nearest: " + ", ".join(f"{t} x {p}" for t, p in legal) if legal else ""
+    return Problem("mdsp.parallel", {"tensor": tensor, "pipeline": pipeline}, rule, way_out)
 
 
 def _heads(view: View) -> Problem | None:
