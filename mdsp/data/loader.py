@@ -1,7 +1,7 @@
-"""GlobalBatches: the micro-batches of one data-parallel rank, cut from global batches that are the same at every layout.
+"""GlobalBatches: one data-parallel rank's micro-batches, cut from global batches that are the same at every layout.
 
-With cursor c (samples consumed so far), data-parallel degree D and micro-batch size b, a step's global batch is samples
-`[c, c + B)`, and
+With cursor c (samples consumed so far), data-parallel degree D and micro-batch size b, the global batch of a step is
+samples `[c, c + B)`, and
 
     micro-batch m of rank d  =  samples  c + (m D + d) b,  ...,  c + (m D + d) b + b - 1        m = 0 ... B / (D b) - 1
 

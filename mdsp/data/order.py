@@ -3,13 +3,13 @@
 Epoch e of a corpus of T tokens and sequence length s:
 
 1. the documents are shuffled and concatenated to a stream of T tokens;
-2. sample j of the stream is its tokens `[j s, j s + s]`: s + 1 tokens, of which neighbours share one, so that each token
-   but the last ones is an input once; there are S = (T - 1) // s samples, and the tail is left for another epoch, whose
-   stream ends in other documents;
+2. sample j of the stream is its tokens `[j s, j s + s]`: s + 1 tokens, of which neighbours share one, so that each
+   token but the last ones is an input once; there are S = (T - 1) // s samples, and the tail is left for another epoch,
+   whose stream ends in other documents;
 3. the samples are shuffled.
 
-Global sample i is sample i % S of epoch i // S. No file is written and no rank depends on another: the order is the same
-at every layout, and on every machine, since the shuffles come from NumPy's frozen generator (RandomState; NEP 19).
+Global sample i is sample i % S of epoch i // S. No file is written and no rank depends on another: the order is the
+same at every layout, and on every machine, since the shuffles come from NumPy's frozen generator (RandomState, NEP 19).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _DOCUMENTS, _SAMPLES = 0, 1  # what a generator shuffles
 
 def epoch_permutation(seed: int, epoch: int, what: int, count: int) -> NDArray[np.integer]:
     """A permutation of `range(count)`, int32 where it fits; `what` is 0 for documents, 1 for samples."""
-    items = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
+    dtype: type[np.integer] = np.int32 if count <= np.iinfo(np.int32).max else np.int64
+    items: NDArray[np.integer] = np.arange(count, dtype=dtype)
     bits = np.random.MT19937(np.random.SeedSequence([seed, epoch, what]))
     np.random.RandomState(bits).shuffle(items)
     return items
@@ -73,9 +74,10 @@ class SampleOrder:
         self.n_tokens = int(self._starts[-1])
         self.samples_per_epoch = (self.n_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
+            way_out = f"lower data.seq_length to at most {self.n_tokens - 1}, or " if self.n_tokens > 1 else ""
             raise DataError(
-                f"{name} has {self.n_tokens} tokens, one sample needs {seq_length + 1} (data.seq_length {seq_length}, and "
-                f"one more to predict); lower data.seq_length to at most {max(self.n_tokens - 1, 0)} or give more text"
+                f"{name} has {self.n_tokens} tokens, one sample needs {seq_length + 1} (data.seq_length {seq_length}, "
+                f"and one more to predict); {way_out}give more text"
             )
         self._epoch: _Epoch | None = None
 
@@ -101,8 +103,10 @@ class SampleOrder:
         first = int(epoch.samples[place]) * self.seq_length
         last = first + self.seq_length
         # The documents that overlap stream[first : last + 1], and how many of its tokens each of them has
-        low, high = np.searchsorted(epoch.offsets, [first, last], side="right") + (-1, 0)
-        counts = np.diff(np.clip(epoch.offsets[low : high + 1], first, last + 1))
+        low = int(np.searchsorted(epoch.offsets, first, side="right")) - 1
+        high = int(np.searchsorted(epoch.offsets, last, side="right"))
+        bounds: Positions = np.clip(epoch.offsets[low : high + 1], first, last + 1)
+        counts: Positions = bounds[1:] - bounds[:-1]
         shifts = self._starts[epoch.documents[low:high]] - epoch.offsets[low:high]
         return np.arange(first, last + 1) + np.repeat(shifts, counts)
 

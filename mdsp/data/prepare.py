@@ -132,6 +132,8 @@ def prepare(options: PrepareOptions, progress: Progress = lambda what, done, tot
         ConfigError: An option has no legal value.
         DataError: Nothing can be read, the tokenizer cannot be used, the corpus changes meanwhile, the disk is full.
     """
+    from mdsp.data.tokenizer import save_tokenizer  # here and below: `--help` does without the tokenizers library
+
     if not 0 <= options.valid_fraction < 1:
         raise ConfigError(f"--valid-fraction {options.valid_fraction:g} must be at least 0 and below 1, e.g. 0.01")
     if not options.inputs and not options.stdlib:
@@ -152,7 +154,6 @@ def prepare(options: PrepareOptions, progress: Progress = lambda what, done, tot
     if not survey.documents:
         raise DataError(f"no documents in {len(files)} files (skipped: {skipped.describe()}); give UTF-8 text")
     held_out = hold_out(survey, options.valid_fraction)
-
     notes: list[str] = []
     tokenizer = _tokenizer(options, files, survey, held_out, progress, notes)
     started = time.perf_counter()
@@ -168,6 +169,8 @@ def prepare(options: PrepareOptions, progress: Progress = lambda what, done, tot
         if second.result().source_hash != survey.source_hash:
             raise DataError("the corpus was changed while it was being read; run the same command again")
         _remove_previous(options, keep_valid=len(writers) == 2)
+        if options.train_tokenizer is not None:
+            save_tokenizer(tokenizer)
         for writer in writers:
             writer.commit()
     seconds = time.perf_counter() - started
@@ -274,15 +277,18 @@ def _tokenizer(
 
 
 def _remove_previous(options: PrepareOptions, keep_valid: bool) -> None:
-    """Remove the description that an earlier run left, and its validation set when this run writes none.
+    """Remove the description and the indices that an earlier run left, and its validation set when this one has none.
 
-    Neither may be seen beside the new tokens: they would describe, or leak, other documents.
+    None of them may be seen beside the new tokenizer and tokens: they would describe, or leak, other documents.
     """
     path = sidecar_path(options.output)
     if not path.exists():
         return
-    if not keep_valid and read_sidecar(path).valid is not None:
+    had_valid = read_sidecar(path).valid is not None
+    idx_path(_prefix(options, False)).unlink(missing_ok=True)
+    if had_valid:
         idx_path(_prefix(options, True)).unlink(missing_ok=True)
+    if had_valid and not keep_valid:
         bin_path(_prefix(options, True)).unlink(missing_ok=True)
     path.unlink()
 

@@ -26,7 +26,7 @@ class CorpusTokenizer:
 
     tokenizer: Tokenizer
     path: Path
-    """Directory (or tokenizer.json) that it was loaded from or written to."""
+    """Directory (or tokenizer.json) that it was loaded from or is to be saved in."""
     vocab_size: int
     """Largest id + 1."""
     end_of_document: str
@@ -62,7 +62,7 @@ def load_tokenizer(path: Path, end_of_document: str | None, parse_special_tokens
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int, directory: Path) -> CorpusTokenizer:
-    """Train a byte-level BPE (Sennrich et al. 2016; on bytes, Radford et al. 2019) and write it to `directory`.
+    """Train a byte-level BPE (Sennrich et al. 2016; on bytes, Radford et al. 2019), to be saved in `directory`.
 
     The vocabulary holds all 256 bytes and `<|endoftext|>` (id 0), so that any text can be encoded. It is smaller than
     `vocab_size` when the corpus has no more pairs to merge.
@@ -85,7 +85,13 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, directory: Path) -> C
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    special = {"bos_token": END_OF_DOCUMENT, "eos_token": END_OF_DOCUMENT, "unk_token": END_OF_DOCUMENT}
+    return _ready(tokenizer, directory, END_OF_DOCUMENT, parse_special_tokens=False)
+
+
+def save_tokenizer(trained: CorpusTokenizer) -> None:
+    """Write a trained tokenizer to its directory, as `transformers` reads it."""
+    directory, eod = trained.path, trained.end_of_document
+    special = {"bos_token": eod, "eos_token": eod, "unk_token": eod}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **special,
@@ -93,10 +99,9 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, directory: Path) -> C
         "clean_up_tokenization_spaces": False,
         "model_max_length": 10**30,  # transformers' way to say: no limit
     }
-    write_atomically(directory / "tokenizer.json", tokenizer.to_str(pretty=True).encode())
+    write_atomically(directory / "tokenizer.json", trained.tokenizer.to_str(pretty=True).encode())
     write_atomically(directory / "tokenizer_config.json", _json(config))
     write_atomically(directory / "special_tokens_map.json", _json(special))
-    return _ready(tokenizer, directory, END_OF_DOCUMENT, parse_special_tokens=False)
 
 
 def _ready(tokenizer: Tokenizer, path: Path, end_of_document: str, parse_special_tokens: bool) -> CorpusTokenizer:

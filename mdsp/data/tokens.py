@@ -83,13 +83,14 @@ def check_vocabulary(corpus: TokenCorpus, vocab_size: int) -> None:
             low, high = 0, facts.max_token_id
         else:
             low, high = _extremes(dataset.tokens)
-        if low < 0 or high >= vocab_size:
+        path = bin_path(dataset.prefix)
+        if low < 0:
+            raise DataError(f"{path} is damaged: it has a negative token id, {low}; copy it again")
+        if high >= vocab_size:
             raise DataError(
-                f"{bin_path(dataset.prefix)} has token ids {low} to {high}, the model's vocab_size {vocab_size} allows 0 "
-                f"to {vocab_size - 1}; set vocab_size to at least {high + 1}, or tokenise with the model's own "
-                f"tokenizer: mdsp prepare --tokenizer DIR"
-                if low >= 0
-                else f"{bin_path(dataset.prefix)} is damaged: it has a negative token id, {low}; copy it again"
+                f"{path} has token ids up to {high}, the model's vocab_size {vocab_size} allows 0 to {vocab_size - 1}; "
+                f"set vocab_size to at least {high + 1}, or tokenise with the model's own tokenizer: "
+                f"mdsp prepare --tokenizer DIR"
             )
 
 
