@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +41,8 @@ class HfDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, Entry] = {}
-        self._storages: dict[str, torch.UntypedStorage] = {}
+        self._mapped: dict[str, Tensor] = {}
         self._pickled: dict[str, Tensor] = {}
-        self._lock = threading.Lock()
         index, files = self._files()
         self.tensors: dict[str, HfTensor] = {}
         for file in files:
@@ -86,7 +84,7 @@ class HfDirectory:
         if file.endswith(".safetensors"):
             entries, _ = read_header(path)
             found = {name: HfTensor(name, file, entry.dtype, entry.shape) for name, entry in entries.items()}
-            self._storages[file] = map_file(path)
+            self._mapped[file] = map_file(path)
             self._entries |= entries
         else:
             tensors = load_pickle(path)
@@ -103,8 +101,7 @@ class HfDirectory:
         """A tensor, as a view of the mapped file."""
         if name in self._pickled:
             return self._pickled[name]
-        entry = self._entries[name]
-        return map_tensor(self._storages[self.tensors[name].file], entry)
+        return map_tensor(self._mapped[self.tensors[name].file], self._entries[name])
 
     def fingerprint(self) -> str:
         """Identifies the content without reading it: names, types and shapes of tensors, sizes and times of files."""
@@ -131,9 +128,8 @@ class HfDirectory:
             bare = entry.name.removeprefix(family.prefix)
             found = [name for name in dict.fromkeys((entry.name, bare)) if name in left]
             if not found:
-                raise CheckpointError(
-                    f"{self.path}: tensor {entry.name} {list(entry.shape)} is missing{self._hint(family, config, entry.name)}"
-                )
+                hint = self._hint(family, config, entry.name)
+                raise CheckpointError(f"{self.path}: tensor {entry.name} {list(entry.shape)} is missing{hint}")
             if len(found) > 1:
                 raise CheckpointError(f"{self.path}: tensor {found[1]} is there twice, also as {found[0]}")
             tensor = left.pop(found[0])

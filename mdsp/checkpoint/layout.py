@@ -28,6 +28,12 @@ def state_file(rank: int) -> str:
     return f"mp_rank_{rank:02d}_model_states.pt"
 
 
+def optimizer_file(precision: str, data_rank: int, rank: int) -> str:
+    """File of one data rank's share of master weights and optimizer state of a model-parallel rank."""
+    prefix = "bf16_" if precision == "bf16" else ""
+    return f"{prefix}zero_pp_rank_{data_rank}_mp_rank_{rank:02d}_optim_states.pt"
+
+
 def stored_layers(config: ModelConfig) -> tuple[int, ...]:
     """Pipeline layers that have files: all but a tied head, whose weight lies in the embedding's file."""
     return tuple(

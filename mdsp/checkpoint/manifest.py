@@ -73,6 +73,33 @@ class Counters(Frozen):
     """Tokens seen."""
 
 
+class TrainingState(Frozen):
+    """What a run needs to continue, besides its counters: see `mdsp.checkpoint.counters`."""
+
+    data: int = Field(gt=0)
+    """Data-parallel degree of the optimizer files."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    """Format of the compute."""
+    optimizer: str
+    """Kind of optimizer."""
+    zero_stage: int = Field(ge=0, le=1)
+    """ZeRO stage of the optimizer files."""
+    global_batch: int = Field(gt=0)
+    """Samples per optimizer step."""
+    best_eval_loss: float | None = None
+    """Lowest evaluation loss so far."""
+    wandb_run_id: str | None = None
+    """The W&B run whose chart continues."""
+    skipped_steps: int = Field(default=0, ge=0)
+    """Steps whose update was not applied."""
+    bad_steps: int = Field(default=0, ge=0)
+    """How many of the last steps in a row."""
+    recent_losses: tuple[float, ...] = ()
+    """Losses that a spike is judged by."""
+    skipped_samples: tuple[tuple[int, int], ...] = ()
+    """Ranges `[start, stop)` of the sample order that the run leaves out."""
+
+
 class Manifest(Frozen):
     """Everything that a reader must know before it opens a shard."""
 
@@ -92,12 +119,16 @@ class Manifest(Frozen):
     """Transformer blocks of each stage."""
     tensors: tuple[StoredTensor, ...]
     """Every stored tensor, in pipeline order."""
+    files: tuple[StoredFile, ...] = ()
+    """Further files that belong to the checkpoint: engine state, optimizer shards; of training, the layers' too."""
     hf_files: tuple[StoredFile, ...] = ()
     """Tokenizer and configuration files for an export."""
-    origin: dict[str, Any] = {}
+    origin: Mapping[str, Any] = Field(default_factory=dict)
     """Where the weights came from."""
     counters: Counters = Counters()
     """Position in training."""
+    training: TrainingState | None = None
+    """In a checkpoint of training, the rest of its state."""
 
     def by_parameter(self) -> Mapping[str, tuple[StoredTensor, ...]]:
         """The stored tensors of each parameter, by tensor rank."""

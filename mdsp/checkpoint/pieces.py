@@ -72,4 +72,4 @@ class Pieces:
 
 def raw_bytes(chunk: Tensor) -> memoryview:
     """The memory of a contiguous one-dimensional tensor."""
-    return memoryview(chunk.view(torch.uint8).numpy())
+    return chunk.view(torch.uint8).numpy().data

@@ -97,18 +97,17 @@ def _entry(path: Path, name: str, values: dict[str, object], base: int) -> Entry
     return entry
 
 
-def map_tensor(storage: torch.UntypedStorage, entry: Entry) -> Tensor:
+def map_tensor(mapped: Tensor, entry: Entry) -> Tensor:
     """The tensor of an entry as a view of the mapped file (a copy where its bytes are not aligned)."""
-    raw = torch.empty(0, dtype=torch.uint8).set_(storage, entry.start, (entry.size,))
+    raw = mapped[entry.start : entry.start + entry.size]
     if entry.start % entry.dtype.itemsize:
         raw = raw.clone()
     return raw.view(entry.dtype).view(entry.shape)
 
 
-def map_file(path: Path) -> torch.UntypedStorage:
+def map_file(path: Path) -> Tensor:
     """The bytes of a file, mapped: nothing is read before it is used, and nothing counts as the process's own."""
-    storage: torch.UntypedStorage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
-    return storage
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
 
 
 def plan_file(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.serialization import skip_data
@@ -20,5 +21,5 @@ def create_torch_file(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], t
     empty = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in tensors.items()}
     with skip_data():
         torch.save(empty, path)
-    reader = torch._C.PyTorchFileReader(str(path))
+    reader: Any = torch._C.PyTorchFileReader(str(path))  # its stub lacks the method
     return {key: reader.get_record_offset(f"data/{index}") for index, key in enumerate(tensors)}

@@ -1,0 +1,143 @@
+"""An output under construction: a directory beside the final one, and a journal by which a killed run is continued.
+
+Everything is written into `OUT.partial`, which is renamed to `OUT` as the last act: `OUT` is complete or not there.
+The journal names what is being made, from what, and which layers are finished with which hashes. A second run of the
+same command checks these layers against their hashes and makes the rest; a run of another command is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mdsp.checkpoint.atomic import sync_directory, write_at
+from mdsp.errors import CheckpointError
+
+SUFFIX = ".partial"
+JOURNAL = "conversion.jsonl"
+
+
+def partial_path(out: Path) -> Path:
+    """The directory in which `out` is made."""
+    return out.with_name(out.name + SUFFIX)
+
+
+def refuse_partial(path: Path) -> None:
+    """Refuse to read a directory that is unfinished, or whose making was begun and not finished.
+
+    Raises:
+        CheckpointError: naming the directory and the way out.
+    """
+    if (path / JOURNAL).exists():
+        raise CheckpointError(f"{path} is an unfinished conversion; run the command that began it again to finish it")
+    if not path.exists():
+        begun = partial_path(path)
+        if begun.exists():
+            raise CheckpointError(
+                f"{path} does not exist: its conversion was begun in {begun} and is unfinished; run the same command "
+                f"again to finish it"
+            )
+        raise CheckpointError(f"{path} does not exist")
+
+
+class PartialOutput:
+    """The directory under construction; a context manager that holds it locked.
+
+    `plan` identifies the work: source, degrees, types. Leaving the context after `finish` renames the directory.
+    """
+
+    def __init__(self, out: Path, plan: dict[str, Any]) -> None:
+        self.out = out
+        self.path = partial_path(out)
+        self.plan = plan
+        self.finished: dict[str, Any] = {}
+        """Results of layers that an earlier run finished, by layer; as recorded, not yet checked."""
+        self._lock = threading.Lock()
+        self._descriptor = -1
+
+    def __enter__(self) -> PartialOutput:
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise CheckpointError(f"{self.out} exists already; choose another output, or remove it")
+        self.path.mkdir(parents=True, exist_ok=True)
+        journal = self.path / JOURNAL
+        if not journal.exists() and any(self.path.iterdir()):
+            raise CheckpointError(
+                f"{self.path} exists and is no unfinished conversion; remove it, or choose another output"
+            )
+        self._descriptor = os.open(journal, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._close()
+            raise CheckpointError(f"{self.path} is being written by another process; wait for it") from None
+        try:
+            self._read()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _read(self) -> None:
+        text = b""
+        while block := os.pread(self._descriptor, 2**20, len(text)):
+            text += block
+        end = text.rfind(b"\n") + 1  # a line without an end was being written when the run was killed
+        lines = [json.loads(line) for line in text[:end].splitlines()]
+        if lines and lines[0] != self.plan:
+            raise CheckpointError(
+                f"{self.path} is an unfinished conversion of something else ({_difference(lines[0], self.plan)}); "
+                f"finish that one, remove the directory, or choose another output"
+            )
+        os.ftruncate(self._descriptor, end)
+        self._offset = end
+        if not lines:
+            self._append(self.plan)
+        self.finished = {line["layer"]: line["result"] for line in lines[1:]}
+
+    def _append(self, line: Any) -> None:
+        data = json.dumps(line).encode() + b"\n"
+        write_at(self._descriptor, data, self._offset)
+        self._offset += len(data)
+
+    def record(self, layer: str, result: Any) -> None:
+        """Note that a layer is finished."""
+        with self._lock:
+            self._append({"layer": layer, "result": result})
+
+    def finish(self) -> None:
+        """Everything is written and durable: give the directory its final name."""
+        sync_directory(self.path)
+        (self.path / JOURNAL).unlink()
+        if self.out.exists():
+            self.out.rmdir()
+        self.path.rename(self.out)
+        sync_directory(self.out.parent)
+
+    def discard(self) -> None:
+        """Remove the directory: what it was made from cannot be converted."""
+        shutil.rmtree(self.path)
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+
+def _difference(old: Any, new: dict[str, Any]) -> str:
+    if not isinstance(old, dict):
+        return "its journal is damaged"
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            return f"{key}: {old.get(key)!r} there, {new.get(key)!r} here"
+    return "another version"
