@@ -68,6 +68,7 @@ def _document() -> Iterator[str]:
         groups.setdefault(_group(key.name), []).append(key)
     ours = [name for name in groups if name.startswith("mdsp")]
     yield "## mdsp's keys\n"
+    yield _MODEL
     for section, heading in FREE_SECTIONS["mdsp.model"]:
         yield f"### {heading}\n"
         yield from _table(keys_of(section))
@@ -133,10 +134,13 @@ everything of mdsp's is under `"mdsp"`.
 
 - `mdsp config check FILE --world-size N` prints the layout and batch that follow, or everything that is wrong.
 - `--set mdsp.parallel.tensor=4` overrides a key. The value is JSON, or a string where it is not JSON; list elements are
-  reached by index (`--set mdsp.parallel.blocks_per_stage.0=3`); `null` unsets a key.
+  reached by index (`--set mdsp.parallel.blocks_per_stage.0=3`); `null` unsets a key of DeepSpeed's.
 - An unknown key, a wrong type or an illegal combination stops the run with exit code 2 before torch is imported.
 - Data-parallel degree = ranks / (tensor x pipeline). Of `train_batch_size`, `train_micro_batch_size_per_gpu` and
   `gradient_accumulation_steps`, two determine the third.
+"""
+
+_MODEL = """`mdsp.model` names a family, whose choices replace the defaults below, or a Hugging Face directory.
 """
 
 _DEEPSPEED = """Filled in where they are absent: the third of the batch sizes, `zero_optimization.stage` 1,

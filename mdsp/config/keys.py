@@ -100,6 +100,11 @@ def field_type(field: FieldInfo) -> str:
     return type_text(field.annotation, field.metadata)
 
 
+def _element_type(field: FieldInfo) -> str:
+    arms = [arm for arm in (field.annotation, *typing.get_args(field.annotation)) if typing.get_origin(arm) is list]
+    return type_text(typing.get_args(arms[0])[0]) if arms else field_type(field)
+
+
 def _default(field: FieldInfo) -> str:
     return "required" if field.is_required() else json.dumps(field.get_default(call_default_factory=True))
 
@@ -149,7 +154,8 @@ def problems_of(error: ValidationError, section: type[BaseModel], prefix: str = 
         elif kind == "value_error":
             problem = Problem(key, MISSING, item["msg"].removeprefix("Value error, "))
         elif field is not None:
-            problem = Problem(key, value, f"must be {field_type(field)}")
+            inside_list = bool(item["loc"]) and isinstance(item["loc"][-1], int)
+            problem = Problem(key, value, f"must be {_element_type(field) if inside_list else field_type(field)}")
         else:
             problem = Problem(key or "the file", value, item["msg"])
         found.setdefault(key if kind != "value_error" else key + item["msg"], problem)
