@@ -69,7 +69,7 @@ class Topology:
         index, nodes = spanning[0]
         fitting = [d for d in range(1, ranks_per_node + 1) if ranks_per_node % d == 0]
         message = (
-            f"mdsp.parallel.tensor = {self.tensor}: {len(spanning)} tensor-parallel groups span nodes (group {index} lies "
+            f"mdsp.parallel.tensor = {self.tensor}: {len(spanning)} groups span nodes (group {index} is "
             f"on nodes {', '.join(map(str, nodes))}), so every block's all-reduces cross the network. With "
             f"{ranks_per_node} devices per node, tensor degrees that stay inside: {', '.join(map(str, fitting))}"
         )

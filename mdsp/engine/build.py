@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-import deepspeed
-from mdsp.config.load import RunConfig
+from mdsp.config.run_config import RunConfig
 from mdsp.engine.engine import MdspEngine, engine_class
 from mdsp.engine.module import PipelineGPT
 from mdsp.engine.optimizer import build_optimizer
@@ -20,9 +22,7 @@ from mdsp.topology import Topology
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build_engine(
-    run: RunConfig, source: WeightSource | None = None, cls: type[MdspEngine] = MdspEngine
-) -> MdspEngine:
+def build_engine(run: RunConfig, source: WeightSource | None = None, cls: type[MdspEngine] = MdspEngine) -> MdspEngine:
     """The engine that trains `run.model` at `run.layout`. Collective; torch.distributed must be initialised.
 
     Args:
@@ -56,3 +56,13 @@ def build_engine(
         engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     assert isinstance(engine, cls)
     return engine
+
+
+def weight_source(run: RunConfig) -> WeightSource | None:
+    """Where the configuration says the weights come from: a Hugging Face directory, or (None) a random draw."""
+    directory = run.mdsp.model.get("from_hf")
+    if directory is None:
+        return None
+    from mdsp.checkpoint.weights import HfWeights
+
+    return HfWeights(Path(directory))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import deepspeed
 import torch
@@ -13,24 +15,72 @@ from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
+from mdsp.metrics.timeline import NO_MICRO_BATCH, InstructionKind, TimelineRecorder
 from mdsp.tensor_parallel.random import Moment
 
 if TYPE_CHECKING:
     from mdsp.engine.module import PipelineGPT
 
 
+KINDS: dict[type[schedule.PipeInstruction], InstructionKind] = {
+    schedule.LoadMicroBatch: "load",
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.SendActivation: "send_activation",
+    schedule.RecvActivation: "recv_activation",
+    schedule.SendGrad: "send_grad",
+    schedule.RecvGrad: "recv_grad",
+    schedule.ReduceTiedGrads: "reduce_tied",
+    schedule.ReduceGrads: "reduce_grads",
+    schedule.OptimizerStep: "optimizer",
+}
+
+
+@dataclass(slots=True)
+class Progress:
+    """The instruction that a rank is executing, for whoever watches it from another thread."""
+
+    kind: InstructionKind | None = None
+    micro_batch: int = NO_MICRO_BATCH
+
+
 class MdspEngine(PipelineEngine):
-    """Adds to the engine: the moment for dropout, and the sum of partial gradients over the tensor group."""
+    """Adds to the engine: the moment for dropout, the sum of partial gradients over the tensor group, a timeline."""
 
     module: PipelineGPT
+    recorder: TimelineRecorder | None = None
+    """Told about every instruction; set by whoever wants a timeline."""
+    progress: Progress
+    """What is being executed now."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # the signature is DeepSpeed's
+        self.progress = Progress()
+        super().__init__(*args, **kwargs)
 
     def _exec_schedule(self, pipe_schedule: schedule.PipeSchedule) -> None:
-        self._forwards = 0
-        super()._exec_schedule(pipe_schedule)
+        self._reserve_pipe_buffers(pipe_schedule.num_pipe_buffers())
+        self.fwd_outputs: list[Tensor] = []
+        executed: Counter[InstructionKind] = Counter()
+        recorder, progress = self.recorder, self.progress
+        for commands in pipe_schedule:
+            for command in commands:
+                kind = KINDS[type(command)]
+                # Within a stage every kind of instruction meets the micro-batches in order.
+                micro_batch = executed[kind] if isinstance(command, schedule.BufferOpInstruction) else NO_MICRO_BATCH
+                executed[kind] += 1
+                progress.kind, progress.micro_batch = kind, micro_batch
+                if recorder is not None:
+                    recorder.start(kind, micro_batch)
+                self._INSTRUCTION_MAP[type(command)](self, **command.kwargs)
+                if recorder is not None:
+                    recorder.stop()
+        progress.kind = None
+
+    def _copy_recovery_script(self, save_path: str) -> None:
+        """Checkpoints hold data only; DeepSpeed would put two Python scripts beside them."""
 
     def _exec_forward_pass(self, buffer_id: int) -> None:
-        self.module._context.streams.moment = Moment(self.global_steps, self._forwards)
-        self._forwards += 1
+        self.module.context.streams.moment = Moment(self.global_steps, self.progress.micro_batch)
         super()._exec_forward_pass(buffer_id)
 
     def _exec_reduce_grads(self) -> None:
@@ -43,7 +93,7 @@ class MdspEngine(PipelineEngine):
         Norms under sequence parallelism see a slice of the sequence; replicated key/value heads see a part of the
         queries. One flat all-reduce per dtype.
         """
-        group = self.module._context.group
+        group = self.module.context.group
         if group.size == 1:
             return
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -64,7 +114,7 @@ class MdspEngine(PipelineEngine):
             raise RuntimeError(f"no gradient for {parameter.entry.name}")  # type: ignore[attr-defined]
         return grad
 
-    _INSTRUCTION_MAP = {
+    _INSTRUCTION_MAP: ClassVar = {
         **PipelineEngine._INSTRUCTION_MAP,
         schedule.ForwardPass: _exec_forward_pass,
         schedule.ReduceGrads: _exec_reduce_grads,

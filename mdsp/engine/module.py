@@ -65,7 +65,7 @@ class PipelineGPT(PipelineModule):
     ) -> None:
         bounds = [FIRST_BLOCK_LAYER + count for count in accumulate(blocks_per_stage)]
         self._bounds = [0, *bounds[:-1], pipeline_layer_count(context.config)]
-        self._context = context
+        self.context = context
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints every layer
             super().__init__(
                 layers=layer_specs(builder, context),
@@ -79,4 +79,4 @@ class PipelineGPT(PipelineModule):
         self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
 
     def forward(self, forward_input: Tensor) -> Tensor:
-        return run_layers(self.forward_funcs, forward_input, self._context, self.training)
+        return run_layers(self.forward_funcs, forward_input, self.context, self.training)

@@ -39,6 +39,10 @@ def build_optimizer(section: Mapping[str, Any], parameters: Iterable[nn.Paramete
     if kind == "sgd":
         return torch.optim.SGD(groups, **params)
     if kind in ("adam", "adamw"):
-        cls = torch.optim.AdamW if kind == "adamw" or section.get("params", {}).get("adam_w_mode", True) else torch.optim.Adam
+        cls = (
+            torch.optim.AdamW
+            if kind == "adamw" or section.get("params", {}).get("adam_w_mode", True)
+            else torch.optim.Adam
+        )
         return cls(groups, fused=True, **params)
     raise ConfigError(f"optimizer.type = {section['type']!r}: mdsp trains with Adam, AdamW or SGD")

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mdsp.model.config import ModelConfig
 from mdsp.model.context import ModelContext
 from mdsp.model.norm import HeadwiseNorm
 from mdsp.model.positions import alibi_slopes, apply_rotary, attention_bias, rotary_tables
@@ -49,7 +48,7 @@ class Attention(nn.Module):
         # For each local query head, its key/value head among those computed; None where head i reads head i.
         reads = [head - needed[0] for head in needed]
         self.kv_of_query = None if reads == list(range(len(reads))) else reads
-        self.regular = len(set(reads.count(head) for head in set(reads))) == 1
+        self.regular = len({reads.count(head) for head in set(reads)}) == 1
 
         slopes = alibi_slopes(config.n_heads)[first_query : first_query + self.local_heads]
         self.slopes = torch.tensor(slopes) if config.position == "alibi" else None
@@ -94,7 +93,7 @@ class Attention(nn.Module):
             ),
             self.context.group,
         )
-        return tuple(tensor.unflatten(-1, (-1, self.config.head_dim)) for tensor in (q, k, v))  # type: ignore[return-value]
+        return tuple(tensor.unflatten(-1, (-1, self.config.head_dim)) for tensor in (q, k, v))
 
     def _rotary_tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_tables(self.config, like.shape[0], like.device, like.dtype)

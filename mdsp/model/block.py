@@ -1,4 +1,4 @@
-"""One transformer block: attention and MLP around the residual stream, with the options that Hugging Face families need."""
+"""One transformer block: attention and MLP around the residual stream, with the options that HF families need."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class FinalNorm(nn.Module):
 
 
 def vocabulary_logits(x: Tensor, weight: Tensor, bias: Tensor | None, context: ModelContext) -> Tensor:
-    """[seq (/ tp), batch, hidden] -> logits [seq, batch, padded vocabulary / tp], scaled and capped as the model says."""
+    """[seq (/ tp), batch, hidden] -> logits [seq, batch, padded vocabulary / tp], scaled and capped."""
     config = context.config
     (logits,) = column_parallel(x, (weight,), (bias,), context.group)
     if config.logit_multiplier != 1.0:
@@ -90,7 +90,9 @@ def token_losses(logits: Tensor, labels: Tensor, context: ModelContext) -> Tenso
     return vocab_parallel_cross_entropy(logits, labels.t(), context.config.vocab_size, context.group)
 
 
-def run_layers(layers: Sequence[Callable[[Tensor], Tensor]], x: Tensor, context: ModelContext, training: bool) -> Tensor:
+def run_layers(
+    layers: Sequence[Callable[[Tensor], Tensor]], x: Tensor, context: ModelContext, training: bool
+) -> Tensor:
     """Apply layers in order; with recompute "full", keep only the input of every `recompute_interval`-th block.
 
     Layers that are not blocks are never recomputed: they are cheap, or they end in the loss.
@@ -126,7 +128,9 @@ class SingleProcessGPT(nn.Module):
     For checks against other implementations and for small experiments; training uses `mdsp.engine`.
     """
 
-    def __init__(self, config: ModelConfig, source: WeightSource | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, config: ModelConfig, source: WeightSource | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.context = ModelContext(config)
         builder = ParameterBuilder(parameter_table(config), self.context.group, source or RandomWeights(0), dtype)

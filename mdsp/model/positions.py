@@ -29,7 +29,9 @@ def _stretch(frequencies: Tensor, scaling: RopeScaling, config: ModelConfig) -> 
     if scaling.kind == "llama3":
         # Short wavelengths stay, long ones are stretched, those between are blended (Llama 3.1 reference code).
         wavelengths = 2 * math.pi / frequencies
-        blend = (original / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        blend = (original / wavelengths - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
         stretched = frequencies / scaling.factor
         blended = (1 - blend) * stretched + blend * frequencies
         out = torch.where(wavelengths > original / scaling.low_freq_factor, stretched, blended)

@@ -150,7 +150,7 @@ class ParameterTable:
         return sum(p.numel for p in self.parameters)
 
     def layer_numel(self, layer: int, tensor: int = 1) -> int:
-        """Elements that one tensor-parallel rank really holds for a pipeline layer, padding and tied copies included."""
+        """Elements that one tensor rank really holds for a pipeline layer, padding and tied copies included."""
         total = 0
         for p in self.by_layer[layer]:
             size = 1
@@ -173,69 +173,117 @@ def head_layer(config: ModelConfig) -> int:
     return config.n_layers + 3
 
 
-def _norm(config: ModelConfig, prefix: str, layer: int, attribute: str, size: int, bias: bool) -> list[Parameter]:
-    common = dict(layer=layer, shape=(size,), decay=False, partial_grad=PartialGrad.SEQUENCE_PARALLEL)
-    one = Init(constant=0.0 if config.norm_unit_offset else 1.0)
-    found = [Parameter(name=f"{prefix}.weight", attribute=f"{attribute}.weight", init=one, **common)]  # type: ignore[arg-type]
-    if bias:
-        found.append(Parameter(name=f"{prefix}.bias", attribute=f"{attribute}.bias", init=Init(), **common))  # type: ignore[arg-type]
-    return found
+class _Collector:
+    """Collects the parameters of one pipeline layer; `prefix` begins their names in the table."""
+
+    def __init__(self, config: ModelConfig, layer: int, prefix: str) -> None:
+        self.config, self.layer, self.prefix = config, layer, prefix
+        self.found: list[Parameter] = []
+        self.normal = Init(std=config.init_std)
+        self.into_residual = Init(std=config.init_std / (2 * config.n_layers) ** 0.5)
+
+    def add(
+        self,
+        attribute: str,
+        shape: tuple[int, ...],
+        init: Init,
+        *,
+        decay: bool = False,
+        split_dim: int | None = None,
+        units: int = 1,
+        optional_split: bool = False,
+        padded_rows: int = 0,
+        partial_grad: PartialGrad = PartialGrad.NEVER,
+        tied_layers: tuple[int, ...] = (),
+        name: str | None = None,
+    ) -> None:
+        # Positional, in the order of the fields.
+        split = (split_dim, units, optional_split, padded_rows)
+        full_name = self.prefix + (name or attribute)
+        self.found.append(
+            Parameter(full_name, self.layer, attribute, shape, init, decay, *split, partial_grad, tied_layers)
+        )
+
+    def norm(self, attribute: str, name: str | None = None) -> None:
+        """Weight and, for LayerNorm with one, bias; under sequence parallelism each rank sees a slice of the tokens."""
+        config = self.config
+        name = name or attribute
+        shape, partial = (config.hidden_size,), PartialGrad.SEQUENCE_PARALLEL
+        one = Init(constant=0.0 if config.norm_unit_offset else 1.0)
+        self.add(f"{attribute}.weight", shape, one, partial_grad=partial, name=f"{name}.weight")
+        if config.norm == "layernorm" and config.norm_bias:
+            self.add(f"{attribute}.bias", shape, Init(), partial_grad=partial, name=f"{name}.bias")
+
+    def head_norm(self, attribute: str, heads: int, optional_split: bool) -> None:
+        """Norm on queries or keys: one weight for every head, or one over all heads, split like them."""
+        one, size = Init(constant=1.0), self.config.head_dim
+        if self.config.qk_norm == "head":
+            self.add(f"{attribute}.weight", (size,), one, partial_grad=PartialGrad.ALWAYS)
+        else:
+            shape = (heads * size,)
+            self.add(f"{attribute}.weight", shape, one, split_dim=0, units=heads, optional_split=optional_split)
+
+    def column(self, attribute: str, rows: int, bias: bool, units: int, optional_split: bool = False) -> None:
+        """A matrix split along its outputs: [out / tp, in], bias [out / tp]."""
+        shape = (rows, self.config.hidden_size)
+        self.add(
+            f"{attribute}.weight",
+            shape,
+            self.normal,
+            decay=True,
+            split_dim=0,
+            units=units,
+            optional_split=optional_split,
+        )
+        if bias:
+            self.add(f"{attribute}.bias", (rows,), Init(), split_dim=0, units=units, optional_split=optional_split)
+
+    def row(self, attribute: str, columns: int, bias: bool, units: int) -> None:
+        """A matrix split along its inputs: [out, in / tp]; the bias is whole on every rank and added once."""
+        hidden = self.config.hidden_size
+        self.add(f"{attribute}.weight", (hidden, columns), self.into_residual, decay=True, split_dim=1, units=units)
+        if bias:
+            self.add(f"{attribute}.bias", (hidden,), Init(), partial_grad=PartialGrad.SEQUENCE_PARALLEL)
+
+    def vocabulary(self, attribute: str, name: str, shape: tuple[int, ...], init: Init, tied: tuple[int, ...]) -> None:
+        """Rows are tokens, split over the group after padding."""
+        self.add(
+            attribute,
+            shape,
+            init,
+            decay=len(shape) > 1,
+            split_dim=0,
+            units=self.config.vocab_size,
+            padded_rows=self.config.padded_vocab_size,
+            tied_layers=tied,
+            name=name,
+        )
 
 
 def _block(config: ModelConfig, index: int) -> list[Parameter]:
-    layer = FIRST_BLOCK_LAYER + index
-    hidden, ffn = config.hidden_size, config.ffn_size
-    query, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    normal = Init(std=config.init_std)
-    into_residual = Init(std=config.init_std / (2 * config.n_layers) ** 0.5)
-    has_norm_bias = config.norm == "layernorm" and config.norm_bias
-    found: list[Parameter] = []
-
-    def norm(attribute: str) -> None:
-        found.extend(_norm(config, f"blocks.{index}.{attribute}", layer, attribute, hidden, has_norm_bias))
-
-    def column(attribute: str, out: int, bias: bool, units: int, optional: bool = False) -> None:
-        """Split along the outputs: `[out / tp, in]`, bias `[out / tp]`."""
-        name = f"blocks.{index}.{attribute}"
-        split = dict(layer=layer, split_dim=0, units=units, optional_split=optional)
-        found.append(Parameter(f"{name}.weight", attribute=f"{attribute}.weight", shape=(out, hidden), init=normal, decay=True, **split))  # type: ignore[arg-type]
-        if bias:
-            found.append(Parameter(f"{name}.bias", attribute=f"{attribute}.bias", shape=(out,), init=Init(), decay=False, **split))  # type: ignore[arg-type]
-
-    def row(attribute: str, inputs: int, bias: bool, units: int) -> None:
-        """Split along the inputs: `[out, in / tp]`; the bias is whole on every rank and added once."""
-        name = f"blocks.{index}.{attribute}"
-        found.append(Parameter(f"{name}.weight", layer, f"{attribute}.weight", (hidden, inputs), into_residual, True, split_dim=1, units=units))
-        if bias:
-            found.append(Parameter(f"{name}.bias", layer, f"{attribute}.bias", (hidden,), Init(), False, partial_grad=PartialGrad.SEQUENCE_PARALLEL))
-
-    if config.norm_placement in ("pre", "sandwich"):
-        norm("attention_norm")
-    column("attention.query", query, config.qkv_bias, config.n_heads)
-    column("attention.key", kv, config.qkv_bias, config.n_kv_heads, optional=True)
-    column("attention.value", kv, config.qkv_bias, config.n_kv_heads, optional=True)
-    if config.qk_norm == "head":
-        for which in ("query_norm", "key_norm"):
-            attribute = f"attention.{which}.weight"
-            found.append(Parameter(f"blocks.{index}.{attribute}", layer, attribute, (config.head_dim,), Init(constant=1.0), False, partial_grad=PartialGrad.ALWAYS))
-    elif config.qk_norm == "full":
-        for which, size, units in (("query_norm", query, config.n_heads), ("key_norm", kv, config.n_kv_heads)):
-            attribute = f"attention.{which}.weight"
-            found.append(
-                Parameter(f"blocks.{index}.{attribute}", layer, attribute, (size,), Init(constant=1.0), False, 0, units, which == "key_norm")
-            )
-    row("attention.output", query, config.attention_output_bias, config.n_heads)
-    if config.norm_placement in ("post", "sandwich"):
-        norm("attention_post_norm")
-    if config.norm_placement in ("pre", "sandwich") and not config.shared_norm:
-        norm("mlp_norm")
+    block = _Collector(config, FIRST_BLOCK_LAYER + index, f"blocks.{index}.")
+    query, kv, ffn = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim, config.ffn_size
+    before, after = config.norm_placement != "post", config.norm_placement != "pre"
+    if before:
+        block.norm("attention_norm")
+    block.column("attention.query", query, config.qkv_bias, config.n_heads)
+    block.column("attention.key", kv, config.qkv_bias, config.n_kv_heads, optional_split=True)
+    block.column("attention.value", kv, config.qkv_bias, config.n_kv_heads, optional_split=True)
+    if config.qk_norm != "none":
+        block.head_norm("attention.query_norm", config.n_heads, optional_split=False)
+        block.head_norm("attention.key_norm", config.n_kv_heads, optional_split=True)
+    block.row("attention.output", query, config.attention_output_bias, config.n_heads)
+    if after:
+        block.norm("attention_post_norm")
+    if before and not config.shared_norm:
+        block.norm("mlp_norm")
     if config.gated_mlp:
-        column("mlp.gate", ffn, config.mlp_bias, ffn)
-    column("mlp.up", ffn, config.mlp_bias, ffn)
-    row("mlp.down", ffn, config.mlp_bias, ffn)
-    if config.norm_placement in ("post", "sandwich"):
-        norm("mlp_post_norm")
-    return found
+        block.column("mlp.gate", ffn, config.mlp_bias, ffn)
+    block.column("mlp.up", ffn, config.mlp_bias, ffn)
+    block.row("mlp.down", ffn, config.mlp_bias, ffn)
+    if after:
+        block.norm("mlp_post_norm")
+    return block.found
 
 
 @functools.lru_cache(maxsize=32)
@@ -246,22 +294,25 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
     dimension, which DeepSpeed's universal checkpoint needs, and key/value heads can be replicated by themselves.
     """
     hidden, vocab = config.hidden_size, config.vocab_size
-    head, normal = head_layer(config), Init(std=config.init_std)
-    has_norm_bias = config.norm == "layernorm" and config.norm_bias
-    vocabulary = dict(split_dim=0, units=vocab, padded_rows=config.padded_vocab_size)
-    found = [
-        Parameter("embedding.weight", TOKEN_EMBEDDING_LAYER, "weight", (vocab, hidden), normal, True, tied_layers=(head,) if config.tied_head else (), **vocabulary)  # type: ignore[arg-type]
-    ]
+    head_index = head_layer(config)
+    embedding = _Collector(config, TOKEN_EMBEDDING_LAYER, "")
+    tied = (head_index,) if config.tied_head else ()
+    embedding.vocabulary("weight", "embedding.weight", (vocab, hidden), embedding.normal, tied)
+    position = _Collector(config, POSITION_LAYER, "")
     if config.position == "learned":
-        shape = (config.max_positions + config.position_offset, hidden)
-        found.append(Parameter("position.weight", POSITION_LAYER, "weight", shape, normal, True, partial_grad=PartialGrad.SEQUENCE_PARALLEL))
+        rows = config.max_positions + config.position_offset
+        partial = PartialGrad.SEQUENCE_PARALLEL
+        position.add(
+            "weight", (rows, hidden), position.normal, decay=True, partial_grad=partial, name="position.weight"
+        )
     if config.embedding_norm:
-        found.extend(_norm(config, "embedding_norm", POSITION_LAYER, "norm", hidden, has_norm_bias))
-    for index in range(config.n_layers):
-        found.extend(_block(config, index))
-    found.extend(_norm(config, "final_norm", final_norm_layer(config), "norm", hidden, has_norm_bias))
+        position.norm("norm", "embedding_norm")
+    blocks = [parameter for index in range(config.n_layers) for parameter in _block(config, index)]
+    final = _Collector(config, final_norm_layer(config), "")
+    final.norm("norm", "final_norm")
+    head = _Collector(config, head_index, "")
     if not config.tied_head:
-        found.append(Parameter("head.weight", head, "weight", (vocab, hidden), normal, True, **vocabulary))  # type: ignore[arg-type]
+        head.vocabulary("weight", "head.weight", (vocab, hidden), head.normal, ())
     if config.head_bias:
-        found.append(Parameter("head.bias", head, "bias", (vocab,), Init(), False, **vocabulary))  # type: ignore[arg-type]
-    return ParameterTable(config, tuple(found))
+        head.vocabulary("bias", "head.bias", (vocab,), Init(), ())
+    return ParameterTable(config, (*embedding.found, *position.found, *blocks, *final.found, *head.found))

@@ -19,7 +19,8 @@ from mdsp.tensor_parallel.group import TensorGroup
 
 def all_reduce(x: Tensor, group: TensorGroup, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
     """Sum (or other `op`) of `x` over the group, in place."""
-    with group.traffic.record("all_reduce", x.numel()):
+    group.traffic.count("all_reduce", x.numel())
+    with group.traffic.blocking():
         dist.all_reduce(x, op=op, group=group.process_group)
     return x
 
@@ -27,7 +28,8 @@ def all_reduce(x: Tensor, group: TensorGroup, op: dist.ReduceOp.RedOpType = dist
 def all_gather_sequence(x: Tensor, group: TensorGroup) -> Tensor:
     """[seq / tp, ...] on every rank -> [seq, ...] on every rank."""
     whole = torch.empty((x.shape[0] * group.size, *x.shape[1:]), dtype=x.dtype, device=x.device)
-    with group.traffic.record("all_gather", whole.numel()):
+    group.traffic.count("all_gather", whole.numel())
+    with group.traffic.blocking():
         dist.all_gather_into_tensor(whole, x.contiguous(), group=group.process_group)
     return whole
 
@@ -35,7 +37,8 @@ def all_gather_sequence(x: Tensor, group: TensorGroup) -> Tensor:
 def reduce_scatter_sequence(x: Tensor, group: TensorGroup) -> Tensor:
     """Partial sums [seq, ...] on every rank -> this rank's [seq / tp, ...] of the sum."""
     part = torch.empty((x.shape[0] // group.size, *x.shape[1:]), dtype=x.dtype, device=x.device)
-    with group.traffic.record("reduce_scatter", x.numel()):
+    group.traffic.count("reduce_scatter", x.numel())
+    with group.traffic.blocking():
         dist.reduce_scatter_tensor(part, x.contiguous(), group=group.process_group)
     return part
 

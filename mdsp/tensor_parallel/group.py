@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch.distributed as dist
 
 
+class SpanRecorder(Protocol):
+    """What can be told when communication begins and ends (see `mdsp.metrics.timeline`)."""
+
+    def start(self, kind: Literal["tensor_parallel"]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 @dataclass
 class Traffic:
-    """Collectives that one rank took part in since the last `clear`. Seconds are host time, exact on CPU only."""
+    """Collectives that one rank took part in since the last `clear`, and who is told about them."""
 
     calls: Counter[str] = field(default_factory=Counter)
     elements: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+    recorder: SpanRecorder | None = None
 
-    @contextmanager
-    def record(self, kind: str, elements: int) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
+    def count(self, kind: str, elements: int) -> None:
         self.calls[kind] += 1
         self.elements[kind] += elements
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Around a call in which this rank waits for its group."""
+        if self.recorder is None:
+            yield
+            return
+        self.recorder.start("tensor_parallel")
+        yield
+        self.recorder.stop()
 
     def clear(self) -> None:
         self.calls.clear()
         self.elements.clear()
-        self.seconds = 0.0
 
 
 @dataclass(frozen=True)

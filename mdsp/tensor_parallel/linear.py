@@ -41,19 +41,20 @@ class _ColumnParallel(Function):
         dx = grads[0] @ weights[0]
         for grad, weight in zip(grads[1:], weights[1:], strict=True):
             dx = torch.addmm(dx.flatten(0, -2), grad.flatten(0, -2), weight).view_as(dx)
-        with group.traffic.record("reduce_scatter" if group.splits_sequence else "all_reduce", dx.numel()):
-            if group.splits_sequence:
-                out = torch.empty_like(x)
-                work = dist.reduce_scatter_tensor(out, dx, group=group.process_group, async_op=True)
-            else:
-                out = dx
-                work = dist.all_reduce(out, group=group.process_group, async_op=True)
+        group.traffic.count("reduce_scatter" if group.splits_sequence else "all_reduce", dx.numel())
+        if group.splits_sequence:
+            out = torch.empty_like(x)
+            work = dist.reduce_scatter_tensor(out, dx, group=group.process_group, async_op=True)
+        else:
+            out = dx
+            work = dist.all_reduce(out, group=group.process_group, async_op=True)
         flat = whole.flatten(0, -2)
         weight_grads = [grad.flatten(0, -2).t() @ flat for grad in grads]
         bias_grads = [
             grad.flatten(0, -2).sum(0) if has_bias else None for grad, has_bias in zip(grads, ctx.has_bias, strict=True)
         ]
-        work.wait()
+        with group.traffic.blocking():
+            work.wait()
         return (out, None, None, *weight_grads, *bias_grads)
 
 

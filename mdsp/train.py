@@ -1,0 +1,162 @@
+"""Training, from the JSON file to the last checkpoint, one rank's view of it.
+
+    deepspeed --num_accelerators 8 --module mdsp.train --deepspeed_config FILE [--set mdsp.parallel.tensor=2 ...]
+
+torch is imported only after the configuration is known to be legal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdsp.config.load import RunConfig, load_run_config
+from mdsp.errors import MdspError, TrainingError
+from mdsp.learning_rate import learning_rate_factor
+from mdsp.rank_output import Place, RankOutput, report_once
+from mdsp.topology import Topology
+
+if TYPE_CHECKING:
+    from mdsp.checkpoint.training import Counters
+    from mdsp.engine.engine import MdspEngine
+    from mdsp.metrics.record import StepRecord
+    from mdsp.metrics.training_view import TrainingView
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """What the launcher runs on every rank; returns the exit code."""
+    arguments = _arguments(argv)
+    place = _place()
+    try:
+        run = load_run_config(arguments.deepspeed_config, arguments.set, place.world_size)
+    except MdspError as error:
+        return report_once(str(error), error.exit_code, place.rank, sys.stderr)
+    output = RankOutput(Path(run.mdsp.monitor.dir), place.rank)
+    try:
+        train(run, place, output)
+    except (Exception, KeyboardInterrupt) as error:
+        return output.failure(error)
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mdsp.train", description="Train a GPT; run by the deepspeed launcher.")
+    parser.add_argument("--deepspeed_config", type=Path, required=True, metavar="FILE", help="the JSON configuration")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of it")
+    parser.add_argument("--local_rank", type=int, default=0, help="given by the launcher")
+    return parser.parse_args(argv)
+
+
+def _place() -> Place:
+    """This process's place in the job; alone when no launcher started it."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    world_size = int(os.environ["WORLD_SIZE"])
+    # The deepspeed launcher says LOCAL_SIZE, torchrun LOCAL_WORLD_SIZE.
+    per_node = int(os.environ.get("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+    return Place(int(os.environ["RANK"]), world_size, int(os.environ["LOCAL_RANK"]), per_node)
+
+
+def train(run: RunConfig, place: Place, output: RankOutput) -> None:
+    """The whole job, from joining it to its last checkpoint. Raises MdspError for what the user can mend."""
+    from mdsp.checkpoint.training import Counters, find_checkpoint, load_training_checkpoint, save_training_checkpoint
+    from mdsp.engine.batches import open_batches
+    from mdsp.engine.build import build_engine, weight_source
+    from mdsp.engine.distributed import join_job, leave_job
+    from mdsp.engine.evaluation import evaluate
+    from mdsp.metrics.telemetry import Telemetry
+    from mdsp.metrics.training_view import TrainingView
+
+    # Join the job, build this rank's piece of the model, and continue where an earlier run stopped.
+    settings, checkpoints = run.mdsp.train, run.mdsp.checkpoint
+    view = TrainingView(run, output.terminal, enabled=place.rank == 0)
+    warn_of_spanning_groups(run, place, view)
+    join_job(place, settings.communication_timeout)
+    engine = build_engine(run, weight_source(run))
+    directory = Path(checkpoints.dir) if checkpoints.dir else None
+    found = find_checkpoint(directory, checkpoints.resume)
+    counters = Counters() if found is None else load_training_checkpoint(engine, run, found)
+    batches, held_out = open_batches(run, engine)
+    telemetry = Telemetry(run, engine)
+    view.begin(counters)
+
+    while counters.step < settings.steps:
+        lr = set_learning_rate(run, engine, counters)
+        telemetry.start_step(counters.step + 1)
+        cursor = counters.next_samples(run.layout.global_batch)
+        data = batches.train(cursor) if batches else None
+        telemetry.data_ready()
+        loss = float(engine.train_batch(data))
+        counters = advance(run, counters, cursor)
+        record = telemetry.finish_step(counters, loss, lr)
+        stop_if_diverged(record)
+
+        last = counters.step == settings.steps
+        if due(settings.eval_interval, counters.step, last):
+            record = replace(record, eval_loss=evaluate(engine, held_out, settings.eval_batches))
+        telemetry.write(record)
+        view.step(record)
+        if directory and (last or due(checkpoints.interval, counters.step, last)):
+            view.note(f"checkpoint {save_training_checkpoint(engine, run, directory, counters)}")
+
+    telemetry.close()
+    view.end()
+    leave_job()
+
+
+def warn_of_spanning_groups(run: RunConfig, place: Place, view: TrainingView) -> None:
+    """Say (or, with strict_topology, refuse) when tensor-parallel groups span nodes."""
+    topology = Topology(run.layout.tensor, run.layout.pipeline, run.layout.data)
+    warning = topology.check_nodes(place.ranks_per_node, run.mdsp.parallel.strict_topology)
+    if warning:
+        view.note(f"warning: {warning}")
+
+
+def advance(run: RunConfig, counters: Counters, cursor: int) -> Counters:
+    """Where training stands after the step that began at sample `cursor`."""
+    batch = run.layout.global_batch
+    tokens = counters.tokens + batch * run.mdsp.data.seq_length
+    return replace(counters, step=counters.step + 1, samples=cursor + batch, tokens=tokens)
+
+
+def set_learning_rate(run: RunConfig, engine: MdspEngine, counters: Counters) -> float:
+    """Set the learning rate of the next step, and return it. With DeepSpeed's "scheduler", the engine has set it."""
+    groups = engine.optimizer.param_groups
+    if "scheduler" not in run.deepspeed:
+        schedule, steps = run.mdsp.train.schedule, run.mdsp.train.steps
+        per_step = run.layout.global_batch * run.mdsp.data.seq_length
+        done, end, unit = (
+            (counters.step, steps, 1) if schedule.unit == "steps" else (counters.tokens, steps * per_step, per_step)
+        )
+        peak = run.deepspeed["optimizer"]["params"]["lr"]
+        for group in groups:
+            group["lr"] = peak * learning_rate_factor(schedule, done + unit, end)
+    return float(groups[0]["lr"])
+
+
+def due(interval: int, step: int, last: bool) -> bool:
+    """Whether something done every `interval` steps (0: never), and at the end, is to be done after `step`."""
+    return interval > 0 and (last or step % interval == 0)
+
+
+def stop_if_diverged(record: StepRecord) -> None:
+    """Raise when the loss or the gradient is no number any more: every further step would be wasted."""
+    for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
+        if value is not None and not math.isfinite(value):
+            raise TrainingError(
+                f"step {record.step}: the {name} is {value}. Resume from the last checkpoint with a lower "
+                f"optimizer.params.lr (now {record.lr:.3g}), a longer mdsp.train.schedule.warmup or a lower "
+                f"gradient_clipping"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
