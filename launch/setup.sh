@@ -16,6 +16,10 @@ exec 9<requirements.txt
 command -v flock >/dev/null && flock 9
 
 if [[ ! -x .venv/bin/python ]]; then
+    if ! "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+        echo "setup: Python 3.11 or newer is needed; PYTHON=python3.12 $0 chooses one" >&2
+        exit 2
+    fi
     echo "setup: creating .venv with $("${PYTHON:-python3}" --version)"
     "${PYTHON:-python3}" -m venv .venv
 fi

@@ -65,8 +65,8 @@ def _run(argv: Sequence[str]) -> int:
     commands = available_commands()
     if selected is not None and selected not in commands:
         near = difflib.get_close_matches(selected, commands, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise ConfigError(f"there is no command '{selected}'; {hint}The commands are {', '.join(commands)}")
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        raise ConfigError(f"there is no command '{selected}'{hint}; the commands are {', '.join(commands)}")
     args = build_parser(selected).parse_args(argv)
     code = importlib.import_module(commands[args.command][0]).main(args)
     assert isinstance(code, int)

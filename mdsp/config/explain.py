@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from pydantic import BaseModel
+
 from mdsp.config.deepspeed_schema import AdamParams, RunFile, SgdParams
 from mdsp.config.keys import Key, keys_of, suggestion
 from mdsp.config.refused_keys import REFUSED_KEYS, REFUSED_PREFIXES
@@ -12,7 +14,7 @@ from mdsp.config.schema import HfModel
 from mdsp.errors import ConfigError
 from mdsp.model.config import ModelConfig
 
-FREE_SECTIONS = {
+FREE_SECTIONS: dict[str, tuple[tuple[type[BaseModel], str], ...]] = {
     "mdsp.model": ((ModelConfig, "`mdsp.model`, a family with options"), (HfModel, "`mdsp.model`, from Hugging Face")),
     "optimizer.params": (
         (AdamParams, "`optimizer.params` of AdamW and Adam"),

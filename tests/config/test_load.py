@@ -150,7 +150,10 @@ def test_missing_hugging_face_directory() -> None:
         ({"optimizer": {"params": {"lr": 1}}}, ['optimizer.type: is required: string; "AdamW", "Adam" or "SGD"']),
         ({"optimizer": {"type": "AdamW"}}, ["optimizer.params.lr: is required: number > 0; Peak learning rate; "]),
         ({"scheduler": {"type": "Cosine"}}, ['scheduler.type = "Cosine": must be "LRRangeTest", "OneCycle", ']),
-        ({"data_types": {"grad_accum_dtype": "fp8"}}, ['data_types.grad_accum_dtype = "fp8": must be "fp32", "bf16" or']),
+        (
+            {"data_types": {"grad_accum_dtype": "fp8"}},
+            ['data_types.grad_accum_dtype = "fp8": must be "fp32", "bf16" or'],
+        ),
         ({"bfloat16": {"enabled": True}}, ['bfloat16 = {"enabled": true}: is an old name; write "bf16"']),
         ({"elasticity": {}}, ["elasticity = {}: was removed from DeepSpeed"]),
         ({"zero_optimization": {"offload_param": {}}}, ["zero_optimization.offload_param = {}: needs ZeRO-3"]),

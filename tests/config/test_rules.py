@@ -56,13 +56,14 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_blocks",
         ("mdsp.parallel.blocks_per_stage=[2,2,2]",),
-        "mdsp.parallel.blocks_per_stage = [2, 2, 2]: one number per stage is needed: 2, not 3; null balances the stages "
-        "by cost",
+        "mdsp.parallel.blocks_per_stage = [2, 2, 2]: one number per stage is needed: 2, not 3; null balances the "
+        "stages by cost",
     ),
     (
         "_blocks",
         ("mdsp.parallel.blocks_per_stage=[6,0]",),
-        "mdsp.parallel.blocks_per_stage = [6, 0]: every stage needs at least one block; null balances the stages by cost",
+        "mdsp.parallel.blocks_per_stage = [6, 0]: every stage needs at least one block; null balances the stages by "
+        "cost",
     ),
     (
         "_blocks",
@@ -154,8 +155,8 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_bf16_accumulation",
         ("bf16.enabled=true", "data_types.grad_accum_dtype=bf16"),
-        'data_types.grad_accum_dtype = "bf16": with bf16 gradients must be accumulated in fp32, or small ones are lost; '
-        'nearest: "fp32"',
+        'data_types.grad_accum_dtype = "bf16": with bf16 gradients must be accumulated in fp32, or small ones are '
+        'lost; nearest: "fp32"',
     ),
     (
         "_fp16_accumulation",
@@ -181,8 +182,8 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_torch_adam",
         ("optimizer.params.torch_adam=false",),
-        "optimizer.params.torch_adam = false: DeepSpeed's own Adam has to be compiled first, and mdsp uses torch's fused "
-        "one; nearest: true",
+        "optimizer.params.torch_adam = false: DeepSpeed's own Adam has to be compiled first, and mdsp uses torch's "
+        "fused one; nearest: true",
     ),
     (
         "_untested_sgd",
@@ -192,8 +193,8 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_scheduler",
         ("scheduler.type=WarmupLR", "mdsp.train.schedule.warmup=3"),
-        'scheduler.type = "WarmupLR": mdsp.train.schedule is set as well, and only one can set the learning rate; delete '
-        "one of them",
+        'scheduler.type = "WarmupLR": mdsp.train.schedule is set as well, and only one can set the learning rate; '
+        "delete one of them",
     ),
     (
         "_timers",
@@ -204,8 +205,8 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_profiler",
         ("flops_profiler.enabled=true",),
-        "flops_profiler.enabled = true: crashes DeepSpeed's pipeline with mdsp.parallel.pipeline 2 > 1; false; mdsp logs "
-        "model and hardware FLOP/s itself",
+        "flops_profiler.enabled = true: crashes DeepSpeed's pipeline with mdsp.parallel.pipeline 2 > 1; false; mdsp "
+        "logs model and hardware FLOP/s itself",
     ),
     (
         "_seed_layers",
@@ -228,14 +229,14 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_pipe_partitioned",
         ("mdsp.parallel.sequence_parallel=true", "pipeline.pipe_partitioned=true"),
-        "pipeline.pipe_partitioned = true: under mdsp.parallel.sequence_parallel every tensor rank holds its own tokens, "
-        "so nothing is left to divide; nearest: false",
+        "pipeline.pipe_partitioned = true: under mdsp.parallel.sequence_parallel every tensor rank holds its own "
+        "tokens, so nothing is left to divide; nearest: false",
     ),
     (
         "_grad_partitioned",
         ("mdsp.parallel.sequence_parallel=true", "pipeline.grad_partitioned=true"),
-        "pipeline.grad_partitioned = true: under mdsp.parallel.sequence_parallel every tensor rank holds its own tokens, "
-        "so nothing is left to divide; nearest: false",
+        "pipeline.grad_partitioned = true: under mdsp.parallel.sequence_parallel every tensor rank holds its own "
+        "tokens, so nothing is left to divide; nearest: false",
     ),
 ]
 

@@ -79,7 +79,7 @@ def test_large_vocabulary_relieves_the_last_stage() -> None:
 
 
 def test_recomputation_makes_blocks_heavier_than_the_head() -> None:
-    # In forward passes of a block the head costs 16, so 3 a = 3 (80 - a) + 48; with recomputation 4 a = 4 (80 - a) + 48.
+    # The head costs as much as 16 blocks: 3 a = 3 (80 - a) + 48; with recomputation 4 a = 4 (80 - a) + 48.
     wide = model(80, 24 * 64 * 8)
     assert stage_blocks(wide, ParallelConfig(pipeline=2), 1) == (48, 32)
     assert stage_blocks(wide, ParallelConfig(pipeline=2), 1, "full") == (46, 34)
