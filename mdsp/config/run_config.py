@@ -7,6 +7,7 @@ from typing import Any
 
 from mdsp.config.schema import MdspConfig
 from mdsp.config.view import Precision
+from mdsp.metrics.theory import theoretical_bubble
 from mdsp.model.config import ModelConfig
 
 
@@ -37,7 +38,7 @@ class Layout:
     @property
     def bubble(self) -> float:
         """Idle share of a 1F1B step with equal stages: (P - 1) / (M + P - 1) (Narayanan et al. 2021)."""
-        return (self.pipeline - 1) / (self.gradient_accumulation_steps + self.pipeline - 1)
+        return theoretical_bubble(self.pipeline, self.gradient_accumulation_steps)
 
 
 @dataclass(frozen=True, slots=True)
