@@ -22,6 +22,8 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
+from mdsp.checkpoint.manifest import StoredFile
+from mdsp.checkpoint.pieces import raw_bytes
 from mdsp.errors import CheckpointError
 
 SAFE_CLASSES = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
@@ -32,27 +34,10 @@ SAFE_CLASSES = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
 class WrittenFile:
     """A file as it was written."""
 
-    name: str
-    """Relative to the checkpoint's directory."""
-    size: int
-    """Bytes."""
-    hash: str
-    """xxh3_128 of its bytes, hexadecimal."""
-    tensors: tuple[WrittenTensor, ...] = ()
-    """Of a layer's file: the tensors at its top level."""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenTensor:
-    """A tensor in a layer's file."""
-
-    attribute: str
-    """Dotted name inside the layer's module."""
-    shape: tuple[int, ...]
-    dtype: str
-    """As `str(tensor.dtype)` without "torch."."""
-    hash: str
-    """xxh3_128 of its raw bytes, hexadecimal."""
+    stored: StoredFile
+    """Name, size and hash."""
+    tensors: dict[str, tuple[tuple[int, ...], str, str]]
+    """Of a layer's file: key -> (shape, type of the elements, hash of their bytes)."""
 
 
 class HashingFile:
@@ -85,8 +70,7 @@ class HashingFile:
 
 def tensor_hash(tensor: Tensor) -> str:
     """xxh3_128 of a CPU tensor's raw bytes in row-major order."""
-    flat = tensor.detach().contiguous().flatten().view(torch.uint8)
-    return xxhash.xxh3_128(flat.numpy()).hexdigest()
+    return xxhash.xxh3_128(raw_bytes(tensor.detach().contiguous().flatten())).hexdigest()
 
 
 def file_hash(path: Path) -> str:
@@ -110,13 +94,13 @@ def write_file(state: Any, path: Path, name: str) -> WrittenFile:
         raise cause if isinstance(cause, OSError) else OSError(f"{path.name}: {error}") from error
     finally:
         file.close()
-    tensors = ()
+    tensors = {}
     if name.startswith("layer_"):
-        tensors = tuple(
-            WrittenTensor(key, tuple(value.shape), str(value.dtype).removeprefix("torch."), tensor_hash(value))
+        tensors = {
+            key: (tuple(value.shape), str(value.dtype).removeprefix("torch."), tensor_hash(value))
             for key, value in state.items()
-        )
-    return WrittenFile(name, file.size, digest, tensors)
+        }
+    return WrittenFile(StoredFile(file=name, size=file.size, hash=digest), tensors)
 
 
 @contextmanager

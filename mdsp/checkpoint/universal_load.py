@@ -1,0 +1,131 @@
+"""Loading a universal checkpoint into an engine of any layout: each rank reads its own rows of each parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from torch import Tensor, nn
+
+from mdsp.checkpoint.engine_io import read_file
+from mdsp.checkpoint.manifest import StoredFile
+from mdsp.checkpoint.universal import MASTER_WEIGHT, engine_name
+from mdsp.errors import CheckpointError
+from mdsp.model.table import Parameter
+
+if TYPE_CHECKING:
+    from mdsp.engine.engine import MdspEngine
+
+
+class UniversalReader:
+    """The tensors of a universal checkpoint, memory-mapped."""
+
+    def __init__(self, directory: Path, files: tuple[StoredFile, ...]) -> None:
+        self._directory = directory
+        self._keys: dict[str, list[str]] = {}
+        for file in files:
+            parts = file.file.split("/")
+            if len(parts) == 3 and parts[0] == "zero":
+                self._keys.setdefault(parts[1], []).append(parts[2].removesuffix(".pt"))
+
+    def keys(self, parameter: Parameter) -> list[str]:
+        """States of a parameter: `fp32`, the optimizer's own, and perhaps `step`."""
+        found = self._keys.get(engine_name(parameter), [])
+        if MASTER_WEIGHT not in found:
+            raise CheckpointError(f"{self._directory} does not hold {parameter.name}")
+        return found
+
+    def whole(self, parameter: Parameter, key: str) -> Any:
+        """The unsharded tensor, or the step."""
+        value = read_file(self._directory / "zero" / engine_name(parameter) / f"{key}.pt", mmap=key != "step")
+        if key == "step":
+            return value
+        tensor = value["param"]
+        if tuple(tensor.shape) != parameter.shape:
+            raise CheckpointError(
+                f"{self._directory}: {key} of {parameter.name} has shape {list(tensor.shape)}, the model needs "
+                f"{list(parameter.shape)}"
+            )
+        return tensor
+
+    def global_state(self) -> dict[str, Any]:
+        """Loss scale and the like."""
+        state = read_file(self._directory / "zero" / "optimizer_state.pt")
+        assert isinstance(state, dict)
+        return state
+
+
+def local_range(whole: Tensor, parameter: Parameter, tensor: int, rank: int, start: int, numel: int) -> Tensor:
+    """Elements `[start, start + numel)` of the row-major local shard of a parameter, vocabulary padding as zeros."""
+    shard = parameter.shard(tensor, rank)
+    local_shape = parameter.local_shape(tensor)
+    if shard is not None:
+        whole = whole.narrow(shard.dim, shard.start, shard.stop - shard.start)
+    width = torch.Size(local_shape[1:]).numel()
+    first, last = start // width, -(-(start + numel) // width)
+    rows = whole[first : min(last, whole.shape[0])].reshape(-1)  # only rows that this rank needs leave the file
+    found = rows[start - first * width : start - first * width + numel]
+    missing = numel - found.numel()
+    return torch.cat([found, found.new_zeros(missing)]) if missing else found
+
+
+def load_universal(engine: MdspEngine, directory: Path, files: tuple[StoredFile, ...]) -> None:
+    """Master weights, optimizer state and loss scale into the engine's optimizer, and from there into the model.
+
+    Collective: the model's weights are gathered from the ranks' shares. Hyperparameters stay the configuration's.
+
+    Raises:
+        CheckpointError: something is missing or has another shape.
+    """
+    reader = UniversalReader(directory, files)
+    optimizer = engine.optimizer
+    is_bf16 = isinstance(optimizer, BF16_Optimizer)
+    groups: list[list[nn.Parameter]] = optimizer.bf16_groups if is_bf16 else optimizer.bit16_groups
+    if not is_bf16:
+        clip_grad = optimizer.clip_grad
+        optimizer._load_global_state({**optimizer.state_dict(), **_loss_scale(reader.global_state())})
+        optimizer.clip_grad = clip_grad
+    for group, parameters in zip(optimizer.optimizer.param_groups, groups, strict=True):
+        _load_group(engine, reader, group["params"][0], parameters, optimizer.optimizer.state)
+    optimizer.update_lp_params()
+
+
+def _loss_scale(state: dict[str, Any]) -> dict[str, Any]:
+    """The part of the global state that only means something in fp16."""
+    scaler = state.get("loss_scaler")
+    return {"loss_scaler": scaler} if state.get("dynamic_loss_scale") else {}
+
+
+def _load_group(
+    engine: MdspEngine, reader: UniversalReader, flat: Tensor, parameters: list[nn.Parameter], state: Any
+) -> None:
+    """One optimizer group: `flat` is this rank's share of the concatenated local parameters."""
+    group = engine.module.context.group
+    buffers: dict[str, Any] = {}
+    for parameter in parameters:
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:
+            continue  # this rank's share of the group holds nothing of it
+        entry: Parameter = parameter.entry  # type: ignore[attr-defined]
+        source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
+        for key in reader.keys(entry):
+            if key == "step":
+                buffers.setdefault(key, reader.whole(entry, key))
+                continue
+            values = local_range(reader.whole(entry, key), entry, group.size, group.rank, source.start, source.numel)
+            if key == MASTER_WEIGHT:
+                mapping.get_hp_fragment().data.copy_(values)
+            else:
+                buffer = buffers.setdefault(key, torch.zeros_like(flat.data))
+                buffer.narrow(0, target.start, target.numel).copy_(values)
+    if buffers:
+        step = buffers.get("step")
+        if isinstance(step, Tensor):
+            buffers["step"] = step.to(flat.device)
+        state[flat] = buffers
+    for parameter in parameters:
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is not None:
+            mapping.set_optim_state_fragment(flat, state[flat])
