@@ -1,0 +1,89 @@
+"""Reads a run directory, finished or still being written. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdsp.errors import MdspError
+from mdsp.metrics.bubble import StepBubble, analyse_step
+from mdsp.metrics.record import EVENTS_FILE, METRICS_FILE, RUN_FILE, TIMELINE_FILE
+from mdsp.metrics.timeline import Instruction, unpack
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run wrote down."""
+
+    directory: Path
+    info: dict[str, Any]
+    """`run.json`."""
+    steps: list[dict[str, Any]]
+    """Rows of `metrics.jsonl` by step; a step that was repeated after a resume counts as it was last."""
+    timelines: dict[int, list[Instruction]]
+    """Sampled steps."""
+    events: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return str(self.info.get("name") or self.directory.resolve().name)
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) where the value was measured and is a number."""
+        found = []
+        for row in self.steps:
+            value = row.get(name)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.append((int(row["step"]), float(value)))
+        return found
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a series."""
+        found = self.series(name)
+        return found[-1][1] if found else None
+
+    def analyse(self, step: int) -> StepBubble:
+        """The bubble of a sampled step, with the run's own schedule."""
+        return analyse_step(self.timelines[step], self.info.get("schedule", "1f1b"))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines. Lines that are torn or damaged are skipped; a missing file has none."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+
+def read_run(directory: str | Path) -> Run:
+    """Read a run directory. Raises MdspError when it is none."""
+    directory = Path(directory)
+    if not (directory / METRICS_FILE).exists() and not (directory / RUN_FILE).exists():
+        what = "is not a directory" if not directory.is_dir() else f"holds neither {RUN_FILE} nor {METRICS_FILE}"
+        raise MdspError(
+            f"{directory} {what}; give the directory of a run, as training writes it under mdsp.monitor.dir"
+        )
+    info: dict[str, Any] = {}
+    if (directory / RUN_FILE).exists():
+        try:
+            info = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise MdspError(f"{directory / RUN_FILE} is damaged ({error}); remove it to read the rest") from error
+    steps = {int(row["step"]): row for row in read_lines(directory / METRICS_FILE) if "step" in row}
+    timelines = {
+        int(row["step"]): unpack(row["instructions"])
+        for row in read_lines(directory / TIMELINE_FILE)
+        if "step" in row and row.get("instructions")
+    }
+    events = list(read_lines(directory / EVENTS_FILE))
+    return Run(directory, info, [steps[n] for n in sorted(steps)], dict(sorted(timelines.items())), events)
