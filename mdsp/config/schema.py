@@ -56,6 +56,31 @@ class ScheduleConfig(Frozen):
     """Final learning rate as a fraction of the peak."""
 
 
+class LossGuardConfig(Frozen):
+    """What happens to a step whose loss or gradient is not to be trusted.
+
+    A NaN or infinite loss or gradient never reaches the weights, whatever stands here.
+    """
+
+    action: Literal["skip", "rollback"] = "skip"
+    """skip: leave the step's update out. rollback: return to the last checkpoint and leave the step's samples out."""
+    spike_deviations: float | None = Field(default=None, gt=0)
+    """A loss this many standard deviations above the mean of the last `window` ones counts as bad; None: no loss does."""
+    window: int = Field(default=64, ge=8)
+    """Accepted losses that a spike is measured by; nothing is judged before half of them are there."""
+
+
+class WatchdogConfig(Frozen):
+    """When a step that does not end is taken for a hang, reported, and the job ended."""
+
+    factor: float = Field(default=10.0, ge=0)
+    """A step may take this many times the median step; 0 switches the watchdog off."""
+    minimum: float = Field(default=60.0, gt=0)
+    """But at least this many seconds."""
+    first_step: float = Field(default=600.0, gt=0)
+    """Seconds for the first step, of which nothing is known yet."""
+
+
 class TrainConfig(Frozen):
     """The loop."""
 
@@ -77,6 +102,10 @@ class TrainConfig(Frozen):
     """Steps between log lines."""
     max_bad_steps: int = Field(default=10, gt=0)
     """Consecutive steps skipped for overflow, NaN or infinite loss or gradient after which training stops."""
+    loss_guard: LossGuardConfig = LossGuardConfig()
+    """Bad steps."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """Hangs."""
     communication_timeout: float = Field(default=1800.0, gt=0)
     """Seconds after which a collective that a peer never joins ends the job."""
     allow_unproven_deepspeed: bool = False
@@ -90,6 +119,14 @@ class CheckpointConfig(Frozen):
     """Directory of the run's checkpoints; None writes none."""
     interval: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0 only at the end."""
+    minutes: float = Field(default=0.0, ge=0)
+    """Minutes between checkpoints, besides `interval`; 0: time does not matter."""
+    keep_last: int = Field(default=0, ge=0)
+    """How many of the newest checkpoints stay when a new one is complete; 0: all."""
+    keep_every: int = Field(default=0, ge=0)
+    """With keep_last: checkpoints at multiples of this many steps stay too; 0: none for this reason."""
+    background: bool = False
+    """Copy the state to host memory and write it while training goes on; needs that memory once more."""
     resume: str = "none"
     """none: a fresh start. auto: the newest complete checkpoint in `dir`, or a fresh start when there is none.
     Anything else: the checkpoint at that path, and an error when it is not there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mdsp.metrics.timeline import NO_MICRO_BATCH, InstructionKind, TimelineRecor
 from mdsp.tensor_parallel.random import Moment
 
 if TYPE_CHECKING:
+    from mdsp.engine.loss_guard import LossGuard
     from mdsp.engine.module import PipelineGPT
 
 
@@ -42,6 +44,8 @@ class Progress:
 
     kind: InstructionKind | None = None
     micro_batch: int = NO_MICRO_BATCH
+    since: float = 0.0
+    """When it began, seconds of `time.monotonic`."""
 
 
 class MdspEngine(PipelineEngine):
@@ -52,6 +56,8 @@ class MdspEngine(PipelineEngine):
     """Told about every instruction; set by whoever wants a timeline."""
     progress: Progress
     """What is being executed now."""
+    loss_guard: LossGuard | None = None
+    """Asked before every optimizer step, when it wants to know the loss by then."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # the signature is DeepSpeed's
         self.progress = Progress()
@@ -68,13 +74,28 @@ class MdspEngine(PipelineEngine):
                 # Within a stage every kind of instruction meets the micro-batches in order.
                 micro_batch = executed[kind] if isinstance(command, schedule.BufferOpInstruction) else NO_MICRO_BATCH
                 executed[kind] += 1
-                progress.kind, progress.micro_batch = kind, micro_batch
+                progress.kind, progress.micro_batch, progress.since = kind, micro_batch, time.monotonic()
                 if recorder is not None:
                     recorder.start(kind, micro_batch)
                 self._INSTRUCTION_MAP[type(command)](self, **command.kwargs)
                 if recorder is not None:
                     recorder.stop()
         progress.kind = None
+
+    def _exec_optimizer_step(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        guard = self.loss_guard
+        if guard is not None and guard.looks_ahead and guard.rejects(float(self._aggregate_total_loss())) is not None:
+            self._invalidate_gradients()
+        super()._exec_optimizer_step(lr_kwargs)
+
+    def _invalidate_gradients(self) -> None:
+        """Make the optimizer leave this step out in its own way, on all ranks: a norm of NaN."""
+        if self.using_bf16_optimizer:
+            self.optimizer.fp32_groups_gradients_flat[0].fill_(float("nan"))
+            return
+        for grads in self.optimizer.averaged_gradients.values():
+            for grad in grads or ():
+                grad.fill_(float("nan"))
 
     def _copy_recovery_script(self, save_path: str) -> None:
         """Checkpoints hold data only; DeepSpeed would put two Python scripts beside them."""
@@ -118,6 +139,7 @@ class MdspEngine(PipelineEngine):
         **PipelineEngine._INSTRUCTION_MAP,
         schedule.ForwardPass: _exec_forward_pass,
         schedule.ReduceGrads: _exec_reduce_grads,
+        schedule.OptimizerStep: _exec_optimizer_step,
     }
 
 

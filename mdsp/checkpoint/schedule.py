@@ -1,0 +1,137 @@
+"""Checkpoints: when a run saves, how it hears of a request to stop, and which checkpoints stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from mdsp.checkpoint.counters import Counters
+from mdsp.checkpoint.rotation import prune, remove_leftovers
+from mdsp.checkpoint.saving import PendingSave
+from mdsp.config.run_config import RunConfig
+from mdsp.engine.stop_signals import StopSignals, signal_name
+from mdsp.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from mdsp.engine.engine import MdspEngine
+
+
+class Checkpoints:
+    """Saves every n steps, every t minutes, at the end, and when asked to stop.
+
+    All ranks call `after_step` after every step: one all-reduce of three numbers is all that it costs when nothing is
+    to be done.
+    """
+
+    def __init__(self, engine: MdspEngine, run: RunConfig, directory: Path | None, note: Callable[[str], None]) -> None:
+        """
+        Collective.
+
+        Args:
+            engine: what is saved.
+            run: `mdsp.checkpoint` says when.
+            directory: where; None: nothing is saved, but requests to stop are heard.
+            note: told, on every rank, what happens.
+        """
+        self._engine = engine
+        self._run = run
+        self._config = run.mdsp.checkpoint
+        self._directory = directory
+        self._note = note
+        self._signals = StopSignals()
+        self._pending: PendingSave | None = None
+        self._saved_step: int | None = None
+        self._saved_time = time.monotonic()
+        self.stall_s = 0.0
+        """Seconds for which saving has held up training so far."""
+        if directory is not None and dist.get_rank() == 0:
+            for path in remove_leftovers(directory):
+                note(f"removed {path}, which an interrupted run left behind")
+        dist.barrier()
+
+    def after_step(self, counters: Counters, last: bool) -> str | None:
+        """Save if it is due; returns why training has to stop now, None when it goes on. Collective.
+
+        Args:
+            counters: where the run stands.
+            last: whether training is over, so that a checkpoint is due.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be written. One in the middle of a run that could not is
+                noted, and training goes on.
+        """
+        minutes = self._config.minutes
+        time_is_up = minutes > 0 and time.monotonic() - self._saved_time >= 60 * minutes
+        writing = self._pending is not None and not self._pending.written
+        mine = [self._signals.received, int(time_is_up and dist.get_rank() == 0), int(writing)]
+        agreed = torch.tensor(mine, dtype=torch.int32, device=self._engine.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        number, time_is_up, writing = agreed.tolist()
+        ending = last or number != 0
+        if self._directory is not None:
+            if self._pending is not None and (ending or not writing):
+                self._finish(must_succeed=False)
+            by_steps = self._config.interval > 0 and counters.step % self._config.interval == 0
+            if ending or by_steps or time_is_up:
+                self._save(counters, must_succeed=ending)
+        if not number:
+            return None
+        saved = f"; checkpoint saved after step {counters.step}" if self._directory is not None else ""
+        return f"{signal_name(number)} received: training stops after step {counters.step}{saved}"
+
+    def _save(self, counters: Counters, must_succeed: bool) -> None:
+        assert self._directory is not None
+        if self._saved_step == counters.step:
+            return
+        if self._pending is not None:
+            self._finish(must_succeed=False)
+        self._saved_time = time.monotonic()
+        background = self._config.background and not must_succeed
+        self._pending = PendingSave(self._engine, self._run, self._directory, counters, background)
+        if not background:
+            self._finish(must_succeed)
+
+    def _finish(self, must_succeed: bool) -> None:
+        """Complete the save that was started, whatever it takes."""
+        pending, self._pending = self._pending, None
+        assert pending is not None and self._directory is not None
+        try:
+            path = pending.finish()
+        except CheckpointError as error:
+            if must_succeed:
+                raise
+            self._note(f"warning: {error}")
+            return
+        finally:
+            self.stall_s += pending.stall_s
+        self._saved_step = pending.counters.step
+        self._note(f"checkpoint {path} (training stood still for {pending.stall_s:.2f} s)")
+        if dist.get_rank() == 0:
+            try:
+                for removed in prune(self._directory, self._config.keep_last, self._config.keep_every):
+                    self._note(f"removed {removed}")
+            except OSError as error:
+                self._note(f"warning: old checkpoints could not be removed: {error}")
+
+    def close(self) -> None:
+        """Complete what is still being written, and hear signals no more. Collective."""
+        if self._pending is not None:
+            self._finish(must_succeed=True)
+        self._signals.restore()
+
+    def roll_back_directory(self) -> Path:
+        """Where to roll back to. Completes what is being written. Collective."""
+        if self._pending is not None:
+            self._finish(must_succeed=False)
+        if self._directory is None:
+            raise CheckpointError(
+                'mdsp.train.loss_guard.action is "rollback", which needs checkpoints; set mdsp.checkpoint.dir and '
+                "mdsp.checkpoint.interval"
+            )
+        self._saved_step = None  # the steps since then will be made, and saved, again
+        return self._directory
