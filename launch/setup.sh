@@ -24,11 +24,11 @@ if [[ ! -x .venv/bin/python ]]; then
     "${PYTHON:-python3}" -m venv .venv
 fi
 echo "setup: installing requirements.txt (the first time takes some minutes)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+.venv/bin/python -m pip install -qq --disable-pip-version-check -r requirements.txt
 echo "setup: installing the mdsp command"
 # The build tool is pinned in requirements.txt, so nothing has to be fetched for an isolated build.
 # compat: a plain path entry, which costs the start of Python nothing.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+.venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
     --config-settings editable_mode=compat --editable .
 echo "$wanted" >"$stamp"
 echo "setup: done"

@@ -114,11 +114,31 @@ def _evaluation(view: View) -> Problem | None:
     return Problem("mdsp.train.eval_interval", view.mdsp.train.eval_interval, rule, "0 never evaluates")
 
 
-def _checkpoint_interval(view: View) -> Problem | None:
+def _checkpoint_dir(view: View) -> Problem | None:
     checkpoint = view.mdsp.checkpoint
-    if not checkpoint.interval or checkpoint.dir is not None:
+    if checkpoint.dir is not None:
         return None
-    return Problem("mdsp.checkpoint.interval", checkpoint.interval, "needs mdsp.checkpoint.dir, where to write them")
+    for name in ("interval", "minutes"):
+        value = getattr(checkpoint, name)
+        if value:
+            return Problem(f"mdsp.checkpoint.{name}", value, "needs mdsp.checkpoint.dir, where to write them")
+    return None
+
+
+def _keep_every(view: View) -> Problem | None:
+    checkpoint = view.mdsp.checkpoint
+    if not checkpoint.keep_every or checkpoint.keep_last:
+        return None
+    rule = "names exceptions from mdsp.checkpoint.keep_last, and that is 0: all checkpoints stay anyway"
+    return Problem("mdsp.checkpoint.keep_every", checkpoint.keep_every, rule, "leave it out, or set keep_last")
+
+
+def _rollback(view: View) -> Problem | None:
+    checkpoint, action = view.mdsp.checkpoint, view.mdsp.train.loss_guard.action
+    if action != "rollback" or (checkpoint.dir is not None and (checkpoint.interval or checkpoint.minutes)):
+        return None
+    rule = "needs checkpoints to return to: mdsp.checkpoint.dir, and interval or minutes"
+    return Problem("mdsp.train.loss_guard.action", action, rule, 'or "skip"')
 
 
 def _resume(view: View) -> Problem | None:
@@ -182,7 +202,9 @@ RULES: tuple[Rule, ...] = (
     Rule("mdsp.train.recompute_interval", 'other than 1 needs recompute "full"', _recompute_interval),
     Rule("mdsp.train.schedule.warmup", "at most the length of the schedule", _warmup),
     Rule("mdsp.train.schedule.decay", 'for kind "wsd" only; with warmup at most the length of the schedule', _decay),
-    Rule("mdsp.checkpoint.interval", "needs mdsp.checkpoint.dir", _checkpoint_interval),
+    Rule("mdsp.train.loss_guard.action", '"rollback" needs mdsp.checkpoint.dir, and interval or minutes', _rollback),
+    Rule("mdsp.checkpoint.interval", "needs mdsp.checkpoint.dir; so does minutes", _checkpoint_dir),
+    Rule("mdsp.checkpoint.keep_every", "needs mdsp.checkpoint.keep_last", _keep_every),
     Rule("mdsp.checkpoint.resume", '"auto" needs mdsp.checkpoint.dir', _resume),
     Rule("mdsp.checkpoint.resume", "is not empty", _resume_word),
     *deepspeed_rules.RULES,

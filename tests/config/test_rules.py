@@ -117,9 +117,26 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
         "nearest: 90",
     ),
     (
-        "_checkpoint_interval",
+        "_checkpoint_dir",
         ("mdsp.checkpoint.interval=10",),
         "mdsp.checkpoint.interval = 10: needs mdsp.checkpoint.dir, where to write them",
+    ),
+    (
+        "_checkpoint_dir",
+        ("mdsp.checkpoint.minutes=2.5",),
+        "mdsp.checkpoint.minutes = 2.5: needs mdsp.checkpoint.dir, where to write them",
+    ),
+    (
+        "_keep_every",
+        ("mdsp.checkpoint.keep_every=100",),
+        "mdsp.checkpoint.keep_every = 100: names exceptions from mdsp.checkpoint.keep_last, and that is 0: all "
+        "checkpoints stay anyway; leave it out, or set keep_last",
+    ),
+    (
+        "_rollback",
+        ("mdsp.train.loss_guard.action=rollback", "mdsp.checkpoint.dir=here"),
+        'mdsp.train.loss_guard.action = "rollback": needs checkpoints to return to: mdsp.checkpoint.dir, and interval or '
+        'minutes; or "skip"',
     ),
     (
         "_resume",
@@ -267,6 +284,8 @@ def test_every_rule_is_broken_above() -> None:
         ("mdsp.train.schedule.kind=wsd", "mdsp.train.schedule.decay=90", "mdsp.train.schedule.warmup=10"),
         ("mdsp.checkpoint.interval=10", "mdsp.checkpoint.dir=here", "mdsp.checkpoint.resume=auto"),
         ("mdsp.checkpoint.resume=somewhere",),
+        ("mdsp.train.loss_guard.action=rollback", "mdsp.checkpoint.dir=here", "mdsp.checkpoint.minutes=1"),
+        ("mdsp.checkpoint.keep_last=2", "mdsp.checkpoint.keep_every=100"),
         ("zero_optimization.stage=0", "mdsp.parallel.pipeline=1"),
         ("bf16.enabled=true", "data_types.grad_accum_dtype=fp32"),
         ("fp16.enabled=true", "data_types.grad_accum_dtype=fp16"),
