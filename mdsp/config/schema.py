@@ -65,7 +65,7 @@ class LossGuardConfig(Frozen):
     action: Literal["skip", "rollback"] = "skip"
     """skip: leave the step's update out. rollback: return to the last checkpoint and leave the step's samples out."""
     spike_deviations: float | None = Field(default=None, gt=0)
-    """A loss this many standard deviations above the mean of the last `window` ones counts as bad; None: no loss does."""
+    """A loss this many standard deviations above the mean of the last `window` ones is bad; None: no loss is."""
     window: int = Field(default=64, ge=8)
     """Accepted losses that a spike is measured by; nothing is judged before half of them are there."""
 

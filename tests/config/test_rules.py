@@ -135,8 +135,8 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
     (
         "_rollback",
         ("mdsp.train.loss_guard.action=rollback", "mdsp.checkpoint.dir=here"),
-        'mdsp.train.loss_guard.action = "rollback": needs checkpoints to return to: mdsp.checkpoint.dir, and interval or '
-        'minutes; or "skip"',
+        'mdsp.train.loss_guard.action = "rollback": needs checkpoints to return to: mdsp.checkpoint.dir, and '
+        'interval or minutes; or "skip"',
     ),
     (
         "_resume",
