@@ -19,6 +19,14 @@ MAX_POINTS = 1500
 MAX_INSTRUCTIONS = 150_000
 """Instructions in one page; the newest of the sampled steps are kept."""
 
+_SECTIONS: dict[str, str] = {
+    "environment": "Environment",
+    "model": "Model",
+    "deepspeed": "Configuration: DeepSpeed",
+    "mdsp": "Configuration: mdsp",
+}
+"""Sections of `run.json` that the page shows folded."""
+
 _PART_COLORS: dict[str, str] = {"compute": "forward", "data_parallel": "reduce", "data": "load"}
 _KIND_COLORS: dict[InstructionKind, tuple[str, str]] = {
     "send_activation": ("send", "send"),
@@ -100,7 +108,7 @@ def _timeline(run: Run, step: int, instructions: Sequence[Instruction], bubble: 
     ranks = {s.stage: min(i.rank for i in instructions if i.stage == s.stage) for s in bubble.stages}
     shown = [i for i in instructions if i.rank == ranks[i.stage]]
     memory = next((row.get("memory_bytes") for row in run.steps if row["step"] == step), None) or ()
-    blocks = run.info.get("blocks_per_stage") or ()
+    blocks = blocks_per_stage(run) or ()
     return dict(
         step=step,
         length_s=bubble.step_s,
@@ -135,12 +143,18 @@ def _chosen_timelines(run: Run, steps: Sequence[int] | None) -> list[dict[str, A
     return found[::-1]
 
 
+def blocks_per_stage(run: Run) -> Sequence[int] | None:
+    """Transformer blocks of each stage, when the run says so."""
+    found = (run.info.get("layout") or {}).get("blocks_per_stage")
+    return found if isinstance(found, list) else None
+
+
 def run_advice(run: Run) -> Advice | None:
     """Advice from the newest sampled step."""
     if not run.timelines:
         return None
     bubble = run.analyse(next(reversed(run.timelines)))
-    return advise(bubble, run.info.get("schedule", "1f1b"), run.info.get("blocks_per_stage"))
+    return advise(bubble, run.info.get("schedule", "1f1b"), blocks_per_stage(run))
 
 
 def _tiles(run: Run) -> str:
@@ -203,7 +217,7 @@ def render_report(run: Run, steps: Sequence[int] | None = None) -> str:
     """The page of a run; `steps` choose the timelines (default: as many of the newest as a page can hold)."""
     advice = run_advice(run)
     layout = run.info.get("layout") or {}
-    subtitle = ", ".join(f"{name} {value}" for name, value in layout.items())
+    subtitle = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in layout.items() if isinstance(v, int))
     body = [f'<div class="tiles">{_tiles(run)}</div>']
     if advice is not None:
         body.append(f'<div class="card advice" id="advice"><b>Advice.</b> {html.escape(advice.sentence)}</div>')
@@ -221,7 +235,7 @@ def render_report(run: Run, steps: Sequence[int] | None = None) -> str:
         lines = "\n".join(json.dumps(event) for event in run.events[-200:])
         body.append(f'<section class="card"><details><summary>Events</summary><pre>{html.escape(lines)}</pre>')
         body.append("</details></section>")
-    for name in ("environment", "config"):
+    for name in _SECTIONS:
         value = run.info.get(name)
         if isinstance(value, dict):
             inside = _definitions(value) if name == "environment" else ""

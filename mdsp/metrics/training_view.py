@@ -1,41 +1,44 @@
-"""What a person sees in the terminal while a run trains."""
+"""What a person sees in the terminal while a run of a given configuration trains."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-
 from mdsp.config.run_config import RunConfig
 from mdsp.metrics.record import StepRecord
+from mdsp.metrics.terminal import Terminal
+from mdsp.model.table import parameter_table
 
 if TYPE_CHECKING:
     from mdsp.checkpoint.training import Counters
 
 
 class TrainingView:
-    """Plain lines for now."""
+    """The `Terminal` of a run; shows nothing where `enabled` is false."""
 
     def __init__(self, run: RunConfig, terminal: TextIO, enabled: bool) -> None:
-        self.run = run
-        self.console = Console(file=terminal, quiet=not enabled)
+        layout, millions = run.layout, parameter_table(run.model).numel / 1e6
+        title = (
+            f"{run.model.family} {millions:,.1f} M parameters, tensor {layout.tensor} x pipeline {layout.pipeline} x "
+            f"data {layout.data}, {layout.gradient_accumulation_steps} micro-batches"
+        )
+        settings = run.mdsp.train
+        self._terminal = Terminal(terminal, title, settings.steps, enabled, settings.log_interval)
+        self._title = title
 
     def note(self, text: str) -> None:
-        self.console.print(text)
+        """A line that stays."""
+        self._terminal.note(text)
 
     def begin(self, counters: Counters) -> None:
-        pass
+        """Training starts after step `counters.step`."""
+        self._terminal.note(self._title)
+        self._terminal.begin()
 
     def step(self, record: StepRecord) -> None:
-        self.console.print(
-            record.step,
-            record.loss,
-            record.grad_norm,
-            record.lr,
-            record.tokens_per_s,
-            record.bubble_measured,
-            record.eval_loss,
-        )
+        """Show a finished step."""
+        self._terminal.step(record)
 
     def end(self) -> None:
-        pass
+        """Training is over."""
+        self._terminal.end()

@@ -68,9 +68,15 @@ def write_run(
     """A run of `steps` steps with a timeline every `every` steps and an evaluation every 15."""
     info = dict(
         name=directory.name,
-        config={"train_batch_size": 8, "mdsp": {"parallel": {"tensor": 1, "pipeline": stages}}},
-        layout=dict(tensor=1, pipeline=stages, data=1, micro_batches=micro_batches),
-        blocks_per_stage=[3] * stages,
+        deepspeed={"train_batch_size": 8},
+        mdsp={"parallel": {"tensor": 1, "pipeline": stages}},
+        layout=dict(
+            tensor=1,
+            pipeline=stages,
+            data=1,
+            gradient_accumulation_steps=micro_batches,
+            blocks_per_stage=[3] * stages,
+        ),
         parameters=123_456_789,
         environment=dict(python="3.11", device="<cpu> & more"),
     )
