@@ -47,14 +47,14 @@ class RankOutput:
         os.dup2(log, 2)
         os.close(log)
 
-    def failure(self, error: BaseException) -> int:
-        """Report why this rank stops; returns the exit code."""
+    def failure(self, error: BaseException) -> tuple[str, bool, int]:
+        """(message, whether it says all, exit code) for the error that ends this rank; tracebacks go to the log."""
         if isinstance(error, MdspError):
-            return report_once(str(error), error.exit_code, self.rank, self.errors)
+            return str(error), True, error.exit_code
         traceback.print_exception(error)
         sys.stderr.flush()
-        text = f"rank {self.rank}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
-        return report_once(f"{text}; the traceback is in {self.path}", 1, self.rank, self.errors)
+        text = str(error).splitlines()[0] if str(error) else "no message"
+        return f"rank {self.rank}: {type(error).__name__}: {text}; the traceback is in {self.path}", False, 1
 
 
 def report_once(message: str, exit_code: int, rank: int, errors: TextIO) -> int:

@@ -8,24 +8,24 @@ torch is imported only after the configuration is known to be legal.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdsp.config.load import RunConfig, load_run_config
-from mdsp.errors import MdspError, TrainingError
+from mdsp.errors import MdspError
 from mdsp.learning_rate import learning_rate_factor
-from mdsp.rank_output import Place, RankOutput, report_once
+from mdsp.rank_output import Place, RankOutput, log_path, report_once
+from mdsp.supervisor import Say, Supervisor
 from mdsp.topology import Topology
 
 if TYPE_CHECKING:
     from mdsp.checkpoint.training import Counters
     from mdsp.engine.engine import MdspEngine
-    from mdsp.metrics.record import StepRecord
     from mdsp.metrics.training_view import TrainingView
 
 
@@ -37,11 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = load_run_config(arguments.deepspeed_config, arguments.set, place.world_size)
     except MdspError as error:
         return report_once(str(error), error.exit_code, place.rank, sys.stderr)
+    log = log_path(Path(run.mdsp.monitor.dir), place.rank)
+    return Supervisor(place.rank, log.parent, log, sys.stderr).run(partial(_rank, run, place))
+
+
+def _rank(run: RunConfig, place: Place, say: Say) -> int:
+    """The process that trains; `say` reaches its supervisor."""
     output = RankOutput(Path(run.mdsp.monitor.dir), place.rank)
     try:
-        train(run, place, output)
+        train(run, place, output, say)
     except (Exception, KeyboardInterrupt) as error:
-        return output.failure(error)
+        message, certain, code = output.failure(error)
+        say(message, certain)
+        return code
     return 0
 
 
@@ -65,27 +73,37 @@ def _place() -> Place:
     return Place(int(os.environ["RANK"]), world_size, int(os.environ["LOCAL_RANK"]), per_node)
 
 
-def train(run: RunConfig, place: Place, output: RankOutput) -> None:
+def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     """The whole job, from joining it to its last checkpoint. Raises MdspError for what the user can mend."""
-    from mdsp.checkpoint.training import Counters, find_checkpoint, load_training_checkpoint, save_training_checkpoint
+    from mdsp.checkpoint.schedule import Checkpoints
+    from mdsp.checkpoint.training import Counters, find_checkpoint, load_training_checkpoint
     from mdsp.engine.batches import open_batches
     from mdsp.engine.build import build_engine, weight_source
     from mdsp.engine.distributed import join_job, leave_job
     from mdsp.engine.evaluation import evaluate
+    from mdsp.engine.loss_guard import LossGuard
+    from mdsp.engine.watchdog import watch
     from mdsp.metrics.telemetry import Telemetry
     from mdsp.metrics.training_view import TrainingView
 
     # Join the job, build this rank's piece of the model, and continue where an earlier run stopped.
-    settings, checkpoints = run.mdsp.train, run.mdsp.checkpoint
+    settings = run.mdsp.train
     view = TrainingView(run, output.terminal, enabled=place.rank == 0)
     warn_of_spanning_groups(run, place, view)
     join_job(place, settings.communication_timeout)
     engine = build_engine(run, weight_source(run))
-    directory = Path(checkpoints.dir) if checkpoints.dir else None
-    found = find_checkpoint(directory, checkpoints.resume)
+    directory = Path(run.mdsp.checkpoint.dir) if run.mdsp.checkpoint.dir else None
+    found = find_checkpoint(directory, run.mdsp.checkpoint.resume)
     counters = Counters() if found is None else load_training_checkpoint(engine, run, found)
     batches, held_out = open_batches(run, engine)
     telemetry = Telemetry(run, engine)
+    engine.loss_guard = guard = LossGuard(settings.loss_guard, settings.max_bad_steps, counters)
+    checkpoints = Checkpoints(engine, run, directory, view.note)
+    watchdog = watch(engine, run, place.rank, say)
+    for reason in found.passed_over if found else ():
+        view.note(f"passed over: {reason}")
+    if found:
+        view.note(f"continuing from {found.path}, after step {counters.step}")
     view.begin(counters)
 
     while counters.step < settings.steps:
@@ -94,19 +112,30 @@ def train(run: RunConfig, place: Place, output: RankOutput) -> None:
         cursor = counters.next_samples(run.layout.global_batch)
         data = batches.train(cursor) if batches else None
         telemetry.data_ready()
+        watchdog.begin_step(counters.step + 1)
         loss = float(engine.train_batch(data))
-        counters = advance(run, counters, cursor)
+        watchdog.end_step()
+        counters, verdict = guard.after_step(advance(run, counters, cursor), loss, engine.was_step_applied())
         record = telemetry.finish_step(counters, loss, lr)
-        stop_if_diverged(record)
+        if verdict.reason:
+            view.note(f"warning: step {counters.step} is left out: {verdict.reason}")
+        if verdict.roll_back:
+            telemetry.write(record)
+            counters = checkpoints.roll_back(guard, counters, cursor)
+            continue
 
         last = counters.step == settings.steps
         if due(settings.eval_interval, counters.step, last):
             record = replace(record, eval_loss=evaluate(engine, held_out, settings.eval_batches))
         telemetry.write(record)
         view.step(record)
-        if directory and (last or due(checkpoints.interval, counters.step, last)):
-            view.note(f"checkpoint {save_training_checkpoint(engine, run, directory, counters)}")
+        stop = checkpoints.after_step(counters, last)
+        if stop:
+            view.note(stop)
+            break
 
+    checkpoints.close()
+    watchdog.close()
     telemetry.close()
     view.end()
     leave_job()
@@ -145,17 +174,6 @@ def set_learning_rate(run: RunConfig, engine: MdspEngine, counters: Counters) ->
 def due(interval: int, step: int, last: bool) -> bool:
     """Whether something done every `interval` steps (0: never), and at the end, is to be done after `step`."""
     return interval > 0 and (last or step % interval == 0)
-
-
-def stop_if_diverged(record: StepRecord) -> None:
-    """Raise when the loss or the gradient is no number any more: every further step would be wasted."""
-    for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)):
-        if value is not None and not math.isfinite(value):
-            raise TrainingError(
-                f"step {record.step}: the {name} is {value}. Resume from the last checkpoint with a lower "
-                f"optimizer.params.lr (now {record.lr:.3g}), a longer mdsp.train.schedule.warmup or a lower "
-                f"gradient_clipping"
-            )
 
 
 if __name__ == "__main__":

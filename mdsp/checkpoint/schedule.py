@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mdsp.checkpoint.counters import Counters
+from mdsp.checkpoint.resume import find_checkpoint, load_training_checkpoint
 from mdsp.checkpoint.rotation import prune, remove_leftovers
 from mdsp.checkpoint.saving import PendingSave
 from mdsp.config.run_config import RunConfig
@@ -19,6 +20,7 @@ from mdsp.errors import CheckpointError
 
 if TYPE_CHECKING:
     from mdsp.engine.engine import MdspEngine
+    from mdsp.engine.loss_guard import LossGuard
 
 
 class Checkpoints:
@@ -124,14 +126,21 @@ class Checkpoints:
             self._finish(must_succeed=True)
         self._signals.restore()
 
-    def roll_back_directory(self) -> Path:
-        """Where to roll back to. Completes what is being written. Collective."""
+    def roll_back(self, guard: LossGuard, counters: Counters, cursor: int) -> Counters:
+        """Return to the newest checkpoint, and leave out the samples of the step that began at `cursor`. Collective.
+
+        Raises:
+            CheckpointError: there is none to return to.
+        """
         if self._pending is not None:
             self._finish(must_succeed=False)
-        if self._directory is None:
+        found = None if self._directory is None else find_checkpoint(self._directory, "auto")
+        if found is None:
             raise CheckpointError(
-                'mdsp.train.loss_guard.action is "rollback", which needs checkpoints; set mdsp.checkpoint.dir and '
-                "mdsp.checkpoint.interval"
+                'mdsp.train.loss_guard.action is "rollback", and there is no checkpoint yet to roll back to; set '
+                "mdsp.checkpoint.dir, and mdsp.checkpoint.interval to fewer steps"
             )
-        self._saved_step = None  # the steps since then will be made, and saved, again
-        return self._directory
+        loaded = load_training_checkpoint(self._engine, self._run, found)
+        self._saved_step = loaded.step
+        self._note(f"rolled back to {found.path}; samples {cursor} to {counters.samples} are left out from now on")
+        return guard.rolled_back(loaded, (cursor, counters.samples), counters)

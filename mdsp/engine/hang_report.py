@@ -95,7 +95,7 @@ def hang_table(
     """
     what = f"{'instruction':<16} {'micro-batch':>11} {'seconds':>8}  waits for"
     lines = [
-        f"mdsp: error: step {step} exceeded its budget of {budget_s:.0f} s (mdsp.train.watchdog); the job ends",
+        f"step {step} exceeded its budget of {budget_s:.0f} s (mdsp.train.watchdog); the job ends",
         f"  {'rank':>4} {'stage':>5} {'data':>4} {'tensor':>6}  {what}",
     ]
     for rank in range(topology.world_size):

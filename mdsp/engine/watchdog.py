@@ -8,6 +8,7 @@ a hung job's communicators are no help: the directory must be one that all ranks
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,13 +24,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
+
+import torch.distributed as dist
 
 from mdsp.checkpoint.atomic import write_atomic
+from mdsp.config.run_config import RunConfig
 from mdsp.config.schema import WatchdogConfig
 from mdsp.engine.engine import Progress
 from mdsp.engine.hang_report import RankReport, hang_table
+from mdsp.rank_output import log_path
 from mdsp.topology import Topology
+
+if TYPE_CHECKING:
+    from mdsp.engine.engine import MdspEngine
 
 EXIT_CODE = 1
 POLL_S = 0.5
@@ -48,6 +56,18 @@ class _Presence:
     pid: int
 
 
+def watch(engine: MdspEngine, run: RunConfig, rank: int, say: Callable[[str, bool], None]) -> Watchdog:
+    """The watchdog of a rank. Collective: the ranks meet in a directory that rank 0 has cleared."""
+    directory = Path(run.mdsp.monitor.dir)
+    meeting = directory / "watchdog"
+    if rank == 0:
+        shutil.rmtree(meeting, ignore_errors=True)
+    dist.barrier()
+    topology = Topology(run.layout.tensor, run.layout.pipeline, run.layout.data)
+    config = run.mdsp.train.watchdog
+    return Watchdog(engine.progress, config, topology, rank, meeting, lambda other: log_path(directory, other), say)
+
+
 class Watchdog:
     """Watches the steps of one rank: `begin_step` before each, `end_step` after it."""
 
@@ -58,9 +78,8 @@ class Watchdog:
         topology: Topology,
         rank: int,
         directory: Path,
-        errors: TextIO,
         log: Callable[[int], Path],
-        before_exit: Callable[[str], None] | None = None,
+        say: Callable[[str, bool], None],
     ) -> None:
         """
         Args:
@@ -69,18 +88,16 @@ class Watchdog:
             topology: who waits for whom.
             rank: this rank.
             directory: where the ranks meet; of this job alone.
-            errors: where the table goes.
             log: the log file of a rank.
-            before_exit: told the message just before the job is ended.
+            say: takes the table to the terminal; see `mdsp.supervisor`.
         """
         self._progress = progress
         self._config = config
         self._topology = topology
         self._rank = rank
         self._directory = directory
-        self._errors = errors
         self._log = log
-        self._before_exit = before_exit
+        self._say = say
         self._durations: deque[float] = deque(maxlen=101)
         self._started: float | None = None
         self._step = 0
@@ -89,8 +106,6 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         if config.factor > 0:
             directory.mkdir(parents=True, exist_ok=True)
-            self._alarm.unlink(missing_ok=True)
-            self._report_path(rank).unlink(missing_ok=True)
             presence = _Presence(socket.gethostname(), os.getpid())
             write_atomic(self._presence_path(rank), json.dumps(asdict(presence)).encode())
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -120,10 +135,8 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
             self._presence_path(self._rank).unlink(missing_ok=True)
-
-    def remove_directory(self) -> None:
-        """Remove the meeting place, when every rank has closed."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the last rank to close removes the place
+                self._directory.rmdir()
 
     @property
     def _alarm(self) -> Path:
@@ -155,10 +168,9 @@ class Watchdog:
             found = self._reports()
             if self._rank == min(found):
                 message = hang_table(found, self._missing(found), self._topology, self._step, self.budget_s, self._log)
-                print(message, file=self._errors, flush=True)
                 print(message, flush=True)
-                if self._before_exit is not None:
-                    self._before_exit(message)
+                self._say(message, True)
+                time.sleep(POLL_S)  # it must be out before the deaths that follow are noticed
                 (self._directory / "explained").touch()
                 self._kill_silent(found)
             else:

@@ -1,0 +1,1 @@
+"""Real jobs that are killed, stopped, starved of disk and given damaged files."""
