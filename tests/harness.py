@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -26,12 +27,15 @@ import torch._dynamo
 import torch._inductor.compile_fx
 
 torch.set_num_threads(1)
+# On CPU, DeepSpeed would compile a shared-memory all-reduce that only its inference uses (see mdsp.engine.distributed).
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _rank_main(
     function: Callable[..., Any], rank: int, world_size: int, folder: Path, arguments: tuple[Any, ...], seconds: int
 ) -> None:
     faulthandler.enable()
+    gc.freeze()  # what the parent imported never dies: collections need not look at it, nor copy its pages
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
