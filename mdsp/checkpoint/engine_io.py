@@ -73,15 +73,6 @@ def tensor_hash(tensor: Tensor) -> str:
     return xxhash.xxh3_128(raw_bytes(tensor.detach().contiguous().flatten())).hexdigest()
 
 
-def file_hash(path: Path) -> str:
-    """xxh3_128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def write_file(state: Any, path: Path, name: str) -> WrittenFile:
     """torch.save to `path`, hashed on the way and flushed to the disk. OSError when it cannot be written."""
     file = HashingFile(path)

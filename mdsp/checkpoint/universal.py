@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mdsp.checkpoint.atomic import write_atomic
-from mdsp.checkpoint.engine_io import file_hash, read_file, write_file
+from mdsp.checkpoint.engine_io import read_file, write_file
+from mdsp.checkpoint.hashing import file_hash
 from mdsp.checkpoint.layout import MANIFEST, optimizer_file, state_file
 from mdsp.checkpoint.manifest import Manifest, StoredFile
 from mdsp.checkpoint.rotation import SAVING_PREFIX, UNIVERSAL_SUFFIX, publish_tree

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mdsp.checkpoint.engine_io import file_hash
+from mdsp.checkpoint.hashing import file_hash
 from mdsp.checkpoint.layout import MANIFEST
 from mdsp.checkpoint.manifest import Manifest, StoredFile, parse_manifest, stored_path
 from mdsp.errors import CheckpointError

@@ -19,7 +19,7 @@ from mdsp.checkpoint.training import (
 )
 from mdsp.config.load import RunConfig, resolve_run_config
 
-VOCAB, SEQ, GLOBAL_BATCH = 257, 16, 8
+VOCAB, SEQ, GLOBAL_BATCH, MICRO_BATCH = 257, 16, 8, 2
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def run_config(layout: Layout, **train: Any) -> RunConfig:
     )
     document: dict[str, Any] = {
         "train_batch_size": GLOBAL_BATCH,
-        "train_micro_batch_size_per_gpu": 1,
+        "train_micro_batch_size_per_gpu": MICRO_BATCH,
         "optimizer": {"type": layout.optimizer, "params": params},
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": 1},
@@ -78,9 +78,14 @@ def run_config(layout: Layout, **train: Any) -> RunConfig:
 def micro_batches(engine: Any, samples: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
     """This data rank's part of the global batch that begins at a cursor; sample i is a function of i."""
     rank, ranks = engine.grid.get_data_parallel_id(), engine.grid.get_data_parallel_world_size()
-    for index in range(samples + rank, samples + GLOBAL_BATCH, ranks):
-        row = torch.randint(0, VOCAB, (1, SEQ + 1), generator=torch.Generator().manual_seed(index))
-        yield row[:, :-1].contiguous(), (row[:, 1:].contiguous(), torch.full((1, SEQ), 1 / SEQ))
+    for first in range(samples + rank * MICRO_BATCH, samples + GLOBAL_BATCH, ranks * MICRO_BATCH):
+        rows = [
+            torch.randint(0, VOCAB, (1, SEQ + 1), generator=torch.Generator().manual_seed(index))
+            for index in range(first, first + MICRO_BATCH)
+        ]
+        tokens = torch.cat(rows)
+        weights = torch.full((MICRO_BATCH, SEQ), 1 / (MICRO_BATCH * SEQ))
+        yield tokens[:, :-1].contiguous(), (tokens[:, 1:].contiguous(), weights)
 
 
 def state_of(engine: Any) -> dict[str, Tensor]:

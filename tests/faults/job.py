@@ -175,7 +175,7 @@ class Job:
             return []
 
     def rank_process(self, rank: int) -> psutil.Process:
-        """The process that trains rank `rank`: the child of its supervisor, found by the environment that it was given."""
+        """The process that trains rank `rank`: the child of its supervisor."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             with contextlib.suppress(psutil.NoSuchProcess, IndexError):

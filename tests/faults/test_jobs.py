@@ -1,0 +1,179 @@
+"""Jobs that are killed, stopped, starved and damaged end with the weights of an undisturbed one, and leave nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.job import Job, final_hashes, left_behind, write_config
+
+STEPS, INTERVAL = 16, 4
+Hashes = dict[tuple[str, int], str]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Hashes:
+    """The last checkpoint of a run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with Job(write_config(folder, STEPS, INTERVAL)) as job:
+        assert job.wait() == 0, job.output() + job.logs()
+    return final_hashes(folder, STEPS)
+
+
+def assert_finishes(config: Path, expected: Hashes, says: str | None = None) -> None:
+    """The next start of the job continues and ends as if nothing had happened."""
+    folder = config.parent
+    with Job(config) as job:
+        assert job.wait() == 0, job.output() + job.logs()
+    if says is not None:
+        assert says in " ".join(job.output().split())
+    assert final_hashes(folder, STEPS) == expected
+    assert (folder / "checkpoints" / "latest").read_text() == f"global_step{STEPS}"
+    assert left_behind(folder) == []
+
+
+def errors_in(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("mdsp: error:")]
+
+
+def test_a_killed_rank_takes_the_job_down_with_one_message(tmp_path: Path, undisturbed: Hashes) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    rank = random.Random().randrange(4)
+    with Job(config) as job:
+        job.wait_for_step(6)
+        family = job.processes()
+        job.rank_process(rank).send_signal(signal.SIGKILL)
+        assert job.wait(20) == 128 + signal.SIGKILL
+    assert not any(process.is_running() for process in family)
+    (message,) = errors_in(job.output())
+    assert f"rank {rank} was killed by SIGKILL" in message
+    assert f"logs/rank_{rank:04d}.log" in message
+    assert all((tmp_path / "run" / "logs" / f"rank_{each:04d}.log").exists() for each in range(4))
+    assert_finishes(config, undisturbed, says="continuing from")
+    assert set(os.listdir("/dev/shm")) == shared_memory
+
+
+def test_all_killed_while_saving(tmp_path: Path, undisturbed: Hashes) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    checkpoints = tmp_path / "checkpoints"
+    with Job(config) as job:
+        job.wait_for_step(5)
+        deadline = time.monotonic() + 30
+        while not list(checkpoints.glob(".saving-*/global_step*/*")) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        for process in job.processes()[1:]:
+            process.kill()
+        job.wait(20)
+    assert_finishes(config, undisturbed)
+
+
+def _no_large_files(rank: int) -> None:
+    """Nothing above 20 kB can be written by rank 1, whose signal for it Python ignores."""
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+
+def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path, undisturbed: Hashes) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    with Job(config, overrides=[f"mdsp.train.steps={INTERVAL}", f"mdsp.train.schedule.total={STEPS}"]) as job:
+        assert job.wait() == 0, job.output()
+    with Job(config, sabotage=_no_large_files) as job:
+        assert job.wait() == 2
+    assert f"rank 1: {os.strerror(errno.EFBIG)}" in " ".join(job.output().split())
+    assert "warning: checkpoint" in " ".join(job.output().split())  # those in the middle do not end the run
+    assert len(errors_in(job.output())) == 1
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"global_step4", "latest"}
+    assert_finishes(config, undisturbed, says="global_step4, after step 4")
+
+
+def _failing_disk(rank: int) -> None:
+    """From the 5th flush of rank 0's files on, the disk fails 20 times."""
+    if rank:
+        return
+    flush: Callable[[int], None] = os.fsync
+    calls = 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if 5 <= calls < 25:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(descriptor)
+
+    os.fsync = fsync
+
+
+def test_a_failing_disk_in_the_middle_of_a_run(tmp_path: Path, undisturbed: Hashes) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    with Job(config, sabotage=_failing_disk) as job:
+        assert job.wait() == 0, job.output()
+    assert f"rank 0: {os.strerror(errno.EIO)}" in " ".join(job.output().split())
+    assert not (tmp_path / "checkpoints" / f"global_step{INTERVAL}").exists()
+    assert final_hashes(tmp_path, STEPS) == undisturbed
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_request_to_stop_saves_and_ends_well(number: signal.Signals, tmp_path: Path, undisturbed: Hashes) -> None:
+    """Also when it reaches one rank only, as DeepSpeed's launcher sends it."""
+    config = write_config(tmp_path, STEPS, interval=100)
+    with Job(config) as job:
+        job.wait_for_step(3)
+        job.rank_process(2).parent().send_signal(number)  # the supervisor passes it on
+        assert job.wait() == 0, job.output()
+    said = " ".join(job.output().split())
+    assert f"{number.name} received: training stops after step" in said
+    (checkpoint,) = (tmp_path / "checkpoints").glob("global_step*")
+    assert checkpoint.name.removeprefix("global_step") in said
+    assert_finishes(config, undisturbed, says="continuing from")
+
+
+def test_a_stopped_rank_is_found_and_the_job_ended(tmp_path: Path, undisturbed: Hashes) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL, train={"watchdog": {"factor": 2.0, "minimum": 2.0}})
+    with Job(config) as job:
+        job.wait_for_step(6)
+        family = job.processes()
+        stopped = job.rank_process(3)
+        stopped.send_signal(signal.SIGSTOP)
+        assert job.wait(30) != 0
+    assert not any(process.is_running() for process in family)
+    output = job.output()
+    assert len(errors_in(output)) == 1
+    assert "exceeded its budget of 2 s" in output
+    assert f"process {stopped.pid} is stopped (SIGSTOP)" in output
+    assert "Likely culprit: rank 3" in output
+    assert output.count("waits for") == 1
+    assert_finishes(config, undisturbed)
+
+
+def test_a_slow_rank_changes_nothing(tmp_path: Path, undisturbed: Hashes) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    with Job(config) as job:
+        for step in (3, 6):
+            job.wait_for_step(step)
+            slow = job.rank_process(1)
+            slow.send_signal(signal.SIGSTOP)
+            time.sleep(0.7)
+            slow.send_signal(signal.SIGCONT)
+        assert job.wait() == 0, job.output()
+    assert final_hashes(tmp_path, STEPS) == undisturbed
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, undisturbed: Hashes) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    with Job(config, overrides=["mdsp.train.steps=8", f"mdsp.train.schedule.total={STEPS}"]) as job:
+        assert job.wait() == 0, job.output()
+    shard = tmp_path / "checkpoints" / "global_step8" / "zero_pp_rank_1_mp_rank_01_optim_states.pt"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 4
+    shard.write_bytes(data)
+    assert_finishes(config, undisturbed, says="its bytes are not those that were written")
