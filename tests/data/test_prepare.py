@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -221,6 +222,60 @@ def test_mistakes_are_one_message_with_exit_code_2(
     assert (tmp_path / "mine.json").read_text() == '{"my": "file"}'
     with pytest.raises(ConfigError):
         prepare(PrepareOptions(out, [text]))
+
+
+KILLED_AT = """
+import os, signal, sys
+from mdsp.data.prepare import PrepareOptions, prepare
+
+left = int(sys.argv[1])
+
+def counted(function):
+    def call(*arguments, **options):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        return function(*arguments, **options)
+    return call
+
+os.replace, os.unlink = counted(os.replace), counted(os.unlink)
+prepare(PrepareOptions(sys.argv[2], [sys.argv[3]], train_tokenizer=280, valid_fraction=0.4))
+"""
+
+
+def test_killed_between_any_two_steps_of_the_end_nothing_mixed_is_left(tmp_path: Path) -> None:
+    """SIGKILL before each rename and removal, over an earlier result: readers find the old, the new, or nothing."""
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    output = str(tmp_path / "out" / "x")
+
+    def contents() -> dict[str, bytes]:
+        files = [p for p in Path(output).parent.rglob("*") if p.is_file() and p.suffix != ".partial"]
+        return {str(p): p.read_bytes() for p in files}
+
+    old = PrepareOptions(output, [str(tmp_path / "text.jsonl")], train_tokenizer=300, valid_fraction=0.1)
+    step, code, outcomes = 0, -signal.SIGKILL, []
+    while code == -signal.SIGKILL:
+        prepare(old)
+        before = contents()
+        arguments = [sys.executable, "-c", KILLED_AT, str(step), output, str(tmp_path / "text.jsonl")]
+        code = subprocess.run(arguments, check=False).returncode
+        if contents() == before:
+            outcomes.append("old")
+        elif (facts := find_sidecar(f"{output}_train")) is not None and Path(f"{output}_train.idx").exists():
+            outcomes.append("new")
+            assert facts.vocab_size == 280
+            assert IndexedDataset(f"{output}_train").n_tokens == facts.train.tokens
+        else:
+            outcomes.append("nothing")
+            for split in ("train", "valid"):
+                index = Path(f"{output}_{split}.idx")
+                assert index.exists() is False or index.read_bytes() != before[str(index)]
+        step += 1
+    assert code == 0
+    assert sorted(set(outcomes)) == ["new", "nothing", "old"]
+    assert outcomes == sorted(outcomes, key=["old", "nothing", "new"].index)
+    assert len(outcomes) > 8
 
 
 def test_the_command_does_not_import_torch(tmp_path: Path) -> None:
