@@ -20,6 +20,7 @@ from mdsp.metrics.device_timeline import DeviceTimelineRecorder
 from mdsp.metrics.devices import peak_flops_per_s
 from mdsp.metrics.flops import hardware_flops, model_flops, tflops_per_device, utilization
 from mdsp.metrics.gemm import measure_gemm_peak
+from mdsp.metrics.memory import gather_peak_memory
 from mdsp.metrics.monitor import Monitor
 from mdsp.metrics.record import RunRecorder, StepRecord
 from mdsp.metrics.timeline import Instruction, TimelineRecorder
@@ -87,7 +88,7 @@ class Telemetry:
         """The step's record, not yet written. Collective over the sampled pipeline in steps with a timeline."""
         step_s = time.perf_counter() - self._start
         layout, engine = self.run.layout, self.engine
-        instructions = self._gather() if self._recorder.active else None
+        instructions, memory = self._gather() if self._recorder.active else (None, ())
         norm = engine.get_global_grad_norm()
         record: dict[str, Any] = {}
         if instructions:
@@ -97,6 +98,7 @@ class Telemetry:
                 "bubble_parts_s": bubble.parts.as_dict(),
                 "stage_busy_s": tuple(stage.busy_s for stage in bubble.stages),
                 "stage_bubble": tuple(stage.bubble for stage in bubble.stages),
+                "memory_bytes": memory,
             }
             self.records.timeline(counters.step, instructions)
         tokens = layout.global_batch * self.run.mdsp.data.seq_length
@@ -130,9 +132,12 @@ class Telemetry:
     def close(self) -> None:
         self.records.close()
 
-    def _gather(self) -> list[Instruction] | None:
+    def _gather(self) -> tuple[list[Instruction] | None, tuple[int, ...]]:
+        """Timeline and peak memory of every stage; the timeline only on the first."""
         instructions = self._recorder.end_step()
-        return gather_timeline(instructions, self._pipeline) if self._samples_pipeline else None
+        if not self._samples_pipeline:
+            return None, ()
+        return gather_timeline(instructions, self._pipeline), gather_peak_memory(self._device, self._pipeline)
 
 
 def describe_run(run: RunConfig) -> dict[str, Any]:
