@@ -8,6 +8,7 @@ torch is imported only after the configuration is known to be legal.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from mdsp.supervisor import Say, Supervisor
 from mdsp.topology import Topology
 
 if TYPE_CHECKING:
-    from mdsp.checkpoint.training import Counters
+    from mdsp.checkpoint.training import Counters, Found
     from mdsp.engine.engine import MdspEngine
     from mdsp.metrics.training_view import TrainingView
 
@@ -91,10 +92,13 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     view = TrainingView(run, output.terminal, enabled=place.rank == 0)
     warn_of_spanning_groups(run, place, view)
     join_job(place, settings.communication_timeout)
-    engine = build_engine(run, weight_source(run))
     directory = Path(run.mdsp.checkpoint.dir) if run.mdsp.checkpoint.dir else None
     found = find_checkpoint(directory, run.mdsp.checkpoint.resume)
+    if found:
+        continue_chart(found)
+    engine = build_engine(run, weight_source(run))
     counters = Counters() if found is None else load_training_checkpoint(engine, run, found)
+    counters = replace(counters, wandb_run_id=chart_id(run, place))
     batches, held_out = open_batches(run, engine)
     telemetry = Telemetry(run, engine)
     engine.loss_guard = guard = LossGuard(settings.loss_guard, settings.max_bad_steps, counters)
@@ -126,7 +130,9 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
 
         last = counters.step == settings.steps
         if due(settings.eval_interval, counters.step, last):
-            record = replace(record, eval_loss=evaluate(engine, held_out, settings.eval_batches))
+            eval_loss = evaluate(engine, held_out, settings.eval_batches)
+            record = replace(record, eval_loss=eval_loss)
+            counters = replace(counters, best_eval_loss=min(eval_loss, counters.best_eval_loss or math.inf))
         telemetry.write(record)
         view.step(record)
         stop = checkpoints.after_step(counters, last)
@@ -139,6 +145,22 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     telemetry.close()
     view.end()
     leave_job()
+
+
+def continue_chart(found: Found) -> None:
+    """Have the W&B run that DeepSpeed's monitor opens continue the chart of the checkpoint's run."""
+    state = found.manifest.training
+    if state is not None and state.wandb_run_id is not None:
+        os.environ.update(WANDB_RUN_ID=state.wandb_run_id, WANDB_RESUME="allow")
+
+
+def chart_id(run: RunConfig, place: Place) -> str | None:
+    """Id of the W&B run, which rank 0 has when the configuration enables it."""
+    if place.rank or not run.deepspeed.get("wandb", {}).get("enabled"):
+        return None
+    import wandb
+
+    return str(wandb.run.id) if wandb.run is not None else None
 
 
 def warn_of_spanning_groups(run: RunConfig, place: Place, view: TrainingView) -> None:

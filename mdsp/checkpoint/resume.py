@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from mdsp.checkpoint.counters import Counters, counters_of
-from mdsp.checkpoint.engine_io import TrainingCheckpointEngine, checkpoint_engine
-from mdsp.checkpoint.layout import LATEST, MANIFEST
+from mdsp.checkpoint.engine_io import TrainingCheckpointEngine, checkpoint_engine, read_file
+from mdsp.checkpoint.layout import LATEST, MANIFEST, state_file
 from mdsp.checkpoint.manifest import Manifest, StoredFile
 from mdsp.checkpoint.rotation import checkpoints_in
 from mdsp.checkpoint.universal import convert_to_universal, read_description, universal_directory
@@ -208,9 +208,13 @@ def same_layout(manifest: Manifest, run: RunConfig) -> bool:
 
 @contextlib.contextmanager
 def _configured_hyperparameters(engine: MdspEngine) -> Iterator[None]:
-    """Whatever the files say, the optimizer keeps the hyperparameters that the configuration gave it."""
+    """Whatever the files say, the optimizer keeps the hyperparameters that the configuration gave it.
+
+    Not the learning rate of DeepSpeed's "scheduler", which is a state and not a setting.
+    """
     inner: Any = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    kept = [{key: value for key, value in group.items() if key != "params"} for group in inner.param_groups]
+    fixed = {"params"} if engine.lr_scheduler is None else {"params", "lr"}
+    kept = [{key: value for key, value in group.items() if key not in fixed} for group in inner.param_groups]
     clip_grad = getattr(engine.optimizer, "clip_grad", None)
     yield
     for group, values in zip(inner.param_groups, kept, strict=True):
@@ -259,6 +263,9 @@ def _load_universal(engine: MdspEngine, found: Found) -> None:
     failure: str | None = None
     try:
         load_universal(engine, directory, files)
+        scheduler = read_file(directory / state_file(0)).get("lr_scheduler")
+        if engine.lr_scheduler is not None and scheduler is not None:
+            engine.lr_scheduler.load_state_dict(scheduler)
     except CheckpointError as error:
         failure = str(error)
     _raise_together(failure)

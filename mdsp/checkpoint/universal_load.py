@@ -83,9 +83,13 @@ def load_universal(engine: MdspEngine, directory: Path, files: tuple[StoredFile,
     optimizer = engine.optimizer
     is_bf16 = isinstance(optimizer, BF16_Optimizer)
     groups: list[list[nn.Parameter]] = optimizer.bf16_groups if is_bf16 else optimizer.bit16_groups
+    shared = reader.global_state()
+    if engine.lr_scheduler is not None:
+        for group, saved in zip(optimizer.optimizer.param_groups, shared["param_groups"], strict=True):
+            group["lr"] = saved["lr"]
     if not is_bf16:
         clip_grad = optimizer.clip_grad
-        optimizer._load_global_state({**optimizer.state_dict(), **_loss_scale(reader.global_state())})
+        optimizer._load_global_state({**optimizer.state_dict(), **_loss_scale(shared)})
         optimizer.clip_grad = clip_grad
     for group, parameters in zip(optimizer.optimizer.param_groups, groups, strict=True):
         _load_group(engine, reader, group["params"][0], parameters, optimizer.optimizer.state)
