@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from mdsp.metrics.record import StepRecord
 from mdsp.metrics.series import values
 
-WANDB_ID_FILE = "wandb_run_id"
-
 _log = logging.getLogger("mdsp")
 
 
@@ -56,30 +54,20 @@ class Monitor:
                     _log.warning("%s failed (%s: %s); training goes on", name, type(error).__name__, error)
 
 
-def wandb_run_id(run_directory: str | os.PathLike[str]) -> str:
-    """The run's W&B id: made once and kept in the run directory, so that a resumed run continues its charts."""
-    path = Path(run_directory) / WANDB_ID_FILE
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        name = uuid.uuid4().hex[:8]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name + "\n", encoding="utf-8")
-    except OSError as error:
-        _log.warning("cannot write %s (%s); after a restart, W&B will show a new run", path, error)
-    return name
-
-
 def start_wandb(
-    section: dict[str, Any], run_directory: str | os.PathLike[str], run_info: dict[str, Any], enabled: bool
+    section: dict[str, Any],
+    run_directory: str | os.PathLike[str],
+    run_info: dict[str, Any],
+    enabled: bool,
+    run_id: str | None = None,
 ) -> dict[str, Any]:
     """Open the W&B run of the "wandb" section of the configuration, before DeepSpeed does.
 
-    The engine's monitor then continues this run, which has its persistent id, its configuration and its directory.
-    Returns the section to hand to DeepSpeed: where W&B cannot be reached the run is kept on disk for `wandb sync`;
-    where not even that works, the section comes back switched off, because DeepSpeed's own attempt would end the
-    training. Does nothing when the section is off, or on ranks without `enabled`.
+    The engine's monitor then continues this run. `run_id` is the id of the run whose chart it continues, as the
+    checkpoint knows it; a fresh start gets a new one, because W&B takes no step twice. Returns the section to hand to
+    DeepSpeed: where W&B cannot be reached the run is kept on disk for `wandb sync`; where not even that works, the
+    section comes back switched off, because DeepSpeed's own attempt would end the training. Does nothing when the
+    section is off, or on ranks without `enabled`.
     """
     if not enabled or not section.get("enabled"):
         return section
@@ -92,7 +80,7 @@ def start_wandb(
             project=section.get("project", "deepspeed"),
             group=section.get("group"),
             entity=section.get("team"),
-            id=wandb_run_id(directory),
+            id=run_id or uuid.uuid4().hex[:8],
             dir=str(directory),
             config=run_info,
         )

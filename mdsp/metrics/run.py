@@ -23,7 +23,7 @@ class Run:
     info: dict[str, Any]
     """`run.json`."""
     steps: list[dict[str, Any]]
-    """Rows of `metrics.jsonl` by step; a step that was repeated after a resume counts as it was last."""
+    """Rows of `metrics.jsonl` by step. Where training went back to an earlier step, what came after it is gone."""
     timelines: dict[int, list[Instruction]]
     """Sampled steps."""
     events: list[dict[str, Any]]
@@ -79,11 +79,25 @@ def read_run(directory: str | Path) -> Run:
             info = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
             raise MdspError(f"{directory / RUN_FILE} is damaged ({error}); remove it to read the rest") from error
-    steps = {int(row["step"]): row for row in read_lines(directory / METRICS_FILE) if "step" in row}
+    steps = _latest_attempt(read_lines(directory / METRICS_FILE))
+    last = max(steps, default=0)
     timelines = {
-        int(row["step"]): unpack(row["instructions"])
-        for row in read_lines(directory / TIMELINE_FILE)
-        if "step" in row and row.get("instructions")
+        step: unpack(row["instructions"])
+        for step, row in _latest_attempt(read_lines(directory / TIMELINE_FILE)).items()
+        if step <= last and row.get("instructions")
     }
     events = list(read_lines(directory / EVENTS_FILE))
     return Run(directory, info, [steps[n] for n in sorted(steps)], dict(sorted(timelines.items())), events)
+
+
+def _latest_attempt(rows: Iterator[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Rows by step. A row for a step that is already there says that training went back: later steps are forgotten."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        step = row.get("step")
+        if not isinstance(step, int):
+            continue
+        if found and step <= next(reversed(found)):
+            found = {known: kept for known, kept in found.items() if known < step}
+        found[step] = row
+    return found

@@ -21,7 +21,7 @@ from mdsp.metrics.devices import peak_flops_per_s
 from mdsp.metrics.flops import hardware_flops, model_flops, tflops_per_device, utilization
 from mdsp.metrics.gemm import measure_gemm_peak
 from mdsp.metrics.memory import gather_peak_memory
-from mdsp.metrics.monitor import Monitor
+from mdsp.metrics.monitor import Monitor, finish_wandb
 from mdsp.metrics.record import RunRecorder, StepRecord
 from mdsp.metrics.timeline import Instruction, TimelineRecorder
 from mdsp.model.table import parameter_table
@@ -131,6 +131,8 @@ class Telemetry:
 
     def close(self) -> None:
         self.records.close()
+        if self._writes:
+            finish_wandb()
 
     def _gather(self) -> tuple[list[Instruction] | None, tuple[int, ...]]:
         """Timeline and peak memory of every stage; the timeline only on the first."""

@@ -73,6 +73,19 @@ def test_a_torn_line_is_skipped_and_a_resumed_run_continues_after_it(tmp_path: P
     assert run.name == "again"
 
 
+def test_a_fresh_start_in_the_same_directory_replaces_the_earlier_run(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=30)
+    recorder = RunRecorder(tmp_path, {"name": "second"})
+    for step in range(1, 13):
+        recorder.step(step_record(step, loss=float(step)))
+        if step == 5:
+            recorder.timeline(step, timeline(2, 2))
+    recorder.close()
+    run = read_run(tmp_path)
+    assert [value for _, value in run.series("loss")] == [float(step) for step in range(1, 13)]
+    assert list(run.timelines) == [5]
+
+
 def test_numbers_that_are_none_are_strict_json(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path, {})
     recorder.step(step_record(1, loss=float("nan"), grad_norm=float("inf")))
