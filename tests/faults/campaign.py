@@ -2,9 +2,10 @@
 
     python -m tests.faults.campaign --trials 50 [--seed N]
 
-Every trial starts a job of four real ranks, does one to three random things to it or to its files, starts it again after
-each, lets it finish, and compares the last checkpoint with the undisturbed run's, tensor by tensor. It also looks for
-processes, shared memory and half-written directories that were left behind. Exit code 1 when anything is not as it must be.
+Every trial starts a job of four real ranks, does one to three random things to it or to its files, starts it again
+after each, lets it finish, and compares the last checkpoint with the undisturbed run's, tensor by tensor. It also looks
+for processes, shared memory and half-written directories that were left behind. Exit code 1 when anything is not as it
+must be.
 """
 
 from __future__ import annotations
@@ -255,10 +256,8 @@ def main() -> int:
             folder.mkdir()
             done, wrong = run_trial(folder, arguments.seed + index, expected)
             kinds.update(done_.split(" (")[0].split(" to rank")[0] for done_ in done)
-            print(
-                f"trial {index} (seed {arguments.seed + index}): {'; '.join(done)}: {'; '.join(wrong) or 'as undisturbed'}",
-                flush=True,
-            )
+            verdict = "; ".join(wrong) or "as undisturbed"
+            print(f"trial {index} (seed {arguments.seed + index}): {'; '.join(done)}: {verdict}", flush=True)
             failed += bool(wrong)
             shutil.rmtree(folder)
     print(f"{arguments.trials} trials, {sum(kinds.values())} faults, {failed} not as they must be")
