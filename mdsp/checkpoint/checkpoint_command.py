@@ -73,24 +73,21 @@ def _gigabytes(path: Path) -> str:
 
 
 def _list(directory: Path) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("step", "layout", "precision", "samples", "tokens", "size", "written", "state", box=None)
+    rows = [("step", "layout", "precision", "samples", "tokens", "size", "written", "state")]
     for entry in _entries(directory):
         written = datetime.datetime.fromtimestamp(entry.path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
         step, size = str(step_of(entry.path)), _gigabytes(entry.path)
         if entry.manifest is None or entry.manifest.training is None:
-            table.add_row(step, "", "", "", "", size, written, entry.problem)
+            rows.append((step, "-", "-", "-", "-", size, written, entry.problem))
             continue
         manifest, state = entry.manifest, entry.manifest.training
         layout = f"TP{manifest.tensor} PP{manifest.pipeline} DP{state.data}"
-        counters = manifest.counters
-        table.add_row(
-            step, layout, state.precision, str(counters.samples), str(counters.tokens), size, written, "complete"
-        )
-    console = Console(soft_wrap=True)
-    console.print(table if table.rows else f"{directory} holds no checkpoints", highlight=False)
+        samples, tokens = str(manifest.counters.samples), str(manifest.counters.tokens)
+        rows.append((step, layout, state.precision, samples, tokens, size, written, "complete"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        # Not a wrapped table: the state holds a path that somebody wants to copy.
+        print("  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
     leftovers = [path for path in directory.iterdir() if path.name.startswith((SAVING_PREFIX, TRASH_PREFIX))]
     for path in leftovers:
         print(f"half written: {path} ({_gigabytes(path)}); `mdsp checkpoint prune --leftovers` removes it")
