@@ -62,7 +62,11 @@ def _scale_of(name: str, fields: Mapping[str, Any]) -> str:
     angles, a norm) comes between, its gradient is zero and what is computed is rounding. It is measured by the bias of
     queries, next to which GPT-2 keeps it in one tensor.
     """
-    if name.endswith("attention.key.bias") and fields["position"] != "rotary" and fields.get("qk_norm", "none") == "none":
+    if (
+        name.endswith("attention.key.bias")
+        and fields["position"] != "rotary"
+        and fields.get("qk_norm", "none") == "none"
+    ):
         return name.replace("key", "query")
     return name
 

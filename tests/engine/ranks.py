@@ -1,4 +1,4 @@
-"""Training small models on forked ranks: configurations, a plain-chunk weight source, an engine that keeps its gradients."""
+"""Training small models on forked ranks: cases, a plain-chunk weight source, an engine that keeps its gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import deepspeed.utils.groups
-import torch
 import torch.distributed as dist
 from torch import Tensor
 

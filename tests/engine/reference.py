@@ -68,7 +68,7 @@ def masked_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def reference_run(model: HfModel, optimizer: str, steps: int = STEPS) -> Reference:
-    """The `transformers` model trained by torch alone: gradients clipped to `CLIP`, matrices decayed and vectors not."""
+    """The `transformers` model trained by torch alone: gradients clipped to `CLIP`, matrices decayed, not vectors."""
     hf = model.build()
     named = dict(hf.named_parameters())
     settings = dict(OPTIMIZERS[optimizer])

@@ -1,4 +1,4 @@
-"""Small Hugging Face models with random weights, each with the ModelConfig that means the same and its tensors by table name.
+"""Small Hugging Face models with random weights, each with the ModelConfig that means the same.
 
 The maps from Hugging Face names are written out here, independently of `mdsp.families`. Each is a mere renaming,
 transposition or cutting, so that it serves for weights and for gradients alike.
@@ -60,15 +60,18 @@ def hf_logits(model: nn.Module, ids: Tensor) -> Tensor:
     return model(input_ids=ids, use_cache=False).logits
 
 
-def _causal_lm(config_class: str, **settings: Any) -> Callable[[], nn.Module]:
+def causal_lm(config_class: str, **settings: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        config = getattr(transformers, config_class)(attn_implementation="eager", **settings)
-        return randomise(transformers.AutoModelForCausalLM.from_config(config), seed=len(config_class) + config.vocab_size)
+        # transformers gives the embedding of a padding token no gradient; here every token is text.
+        config = getattr(transformers, config_class)(attn_implementation="eager", pad_token_id=None, **settings)
+        return randomise(
+            transformers.AutoModelForCausalLM.from_config(config), seed=len(config_class) + config.vocab_size
+        )
 
     return build
 
 
-def _rename(hf: Mapping[str, Tensor], prefixes: Mapping[str, str], blocks: str, inner: Mapping[str, str]) -> Tensors:
+def rename(hf: Mapping[str, Tensor], prefixes: Mapping[str, str], blocks: str, inner: Mapping[str, str]) -> Tensors:
     """Tensors `old.weight` and `old.bias` under new prefixes; those of blocks under `blocks.N.`."""
     out: Tensors = {}
     for name, tensor in hf.items():
@@ -81,14 +84,16 @@ def _rename(hf: Mapping[str, Tensor], prefixes: Mapping[str, str], blocks: str, 
     return out
 
 
-def _cut(tensors: Tensors, fused: str, parts: Mapping[str, int]) -> Tensors:
+def cut(tensors: Tensors, fused: str, parts: Mapping[str, int]) -> Tensors:
     """Replace `...fused.weight` (and bias) by `parts` with the given numbers of rows."""
     out: Tensors = {}
     for name, tensor in tensors.items():
         stem, kind = name.rsplit(".", 1)
         if stem.endswith(f".{fused}"):
             pieces = tensor.split(list(parts.values()))
-            out.update({f"{stem.removesuffix(fused)}{part}.{kind}": piece for part, piece in zip(parts, pieces, strict=True)})
+            out.update(
+                {f"{stem.removesuffix(fused)}{part}.{kind}": piece for part, piece in zip(parts, pieces, strict=True)}
+            )
         else:
             out[name] = tensor
     return out
@@ -123,7 +128,12 @@ LLAMA_OUTER = {"model.embed_tokens": "embedding", "model.norm": "final_norm", "l
 
 
 def _gpt2_tensors(hf: Mapping[str, Tensor]) -> Tensors:
-    outer = {"transformer.wte": "embedding", "transformer.wpe": "position", "transformer.ln_f": "final_norm", "lm_head": "head"}
+    outer = {
+        "transformer.wte": "embedding",
+        "transformer.wpe": "position",
+        "transformer.ln_f": "final_norm",
+        "lm_head": "head",
+    }
     inner = {
         "ln_1": "attention_norm",
         "attn.c_attn": "fused",
@@ -134,35 +144,41 @@ def _gpt2_tensors(hf: Mapping[str, Tensor]) -> Tensors:
     }
     # GPT-2 keeps its projections as [in, out].
     straight = {name: tensor.t() if ".c_" in name and tensor.ndim == 2 else tensor for name, tensor in hf.items()}
-    tensors = _rename(straight, outer, "transformer.h", inner)
+    tensors = rename(straight, outer, "transformer.h", inner)
     hidden = tensors["embedding.weight"].shape[1]
-    return _cut(tensors, "fused", dict.fromkeys(QKV, hidden))
+    return cut(tensors, "fused", dict.fromkeys(QKV, hidden))
 
 
 def _llama_tensors(hf: Mapping[str, Tensor]) -> Tensors:
-    return _rename(hf, LLAMA_OUTER, "model.layers", LLAMA_BLOCK)
+    return rename(hf, LLAMA_OUTER, "model.layers", LLAMA_BLOCK)
 
 
-def gpt2(name: str, vocab: int = 257, layers: int = 5, heads: int = 4, tied: bool = True) -> HfModel:
+def gpt2(name: str, vocab: int = 257, layers: int = 3, heads: int = 4, tied: bool = True) -> HfModel:
     """GPT-2: LayerNorm, learned positions, biases everywhere."""
     hidden = 8 * heads
-    build = _causal_lm(
+    build = causal_lm(
         "GPT2Config", vocab_size=vocab, n_layer=layers, n_embd=hidden, n_head=heads, n_positions=SEQ + 3,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=tied,
     )  # fmt: skip
     fields = dict(
-        GPT2_STYLE, family="gpt2", n_layers=layers, hidden_size=hidden, n_heads=heads, vocab_size=vocab, max_positions=SEQ + 3,
-        tied_head=tied,
+        GPT2_STYLE, family="gpt2", n_layers=layers, hidden_size=hidden, n_heads=heads, vocab_size=vocab,
+        max_positions=SEQ + 3, tied_head=tied,
     )  # fmt: skip
     return HfModel(name, build, fields, _gpt2_tensors)
 
 
 def llama(
-    name: str, kv_heads: int, vocab: int = 509, layers: int = 5, heads: int = 4, tied: bool = False, biases: bool = False
+    name: str,
+    kv_heads: int,
+    vocab: int = 509,
+    layers: int = 3,
+    heads: int = 4,
+    tied: bool = False,
+    biases: bool = False,
 ) -> HfModel:
     """Llama: RMSNorm, rotary positions, gated MLP, grouped queries."""
     hidden, ffn = 8 * heads, 12 * heads
-    build = _causal_lm(
+    build = causal_lm(
         "LlamaConfig", vocab_size=vocab, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
         num_key_value_heads=kv_heads, intermediate_size=ffn, max_position_embeddings=SEQ + 3, tie_word_embeddings=tied,
         attention_bias=biases, mlp_bias=biases, rms_norm_eps=1e-5,
@@ -177,7 +193,7 @@ def llama(
 
 def qwen3(name: str, kv_heads: int = 2) -> HfModel:
     """Qwen 3: an RMSNorm on every query and key head, one weight for all heads."""
-    build = _causal_lm(
+    build = causal_lm(
         "Qwen3Config", vocab_size=131, num_hidden_layers=3, hidden_size=32, num_attention_heads=4, head_dim=8,
         num_key_value_heads=kv_heads, intermediate_size=48, max_position_embeddings=SEQ, tie_word_embeddings=False,
         rms_norm_eps=1e-5,
@@ -191,7 +207,7 @@ def qwen3(name: str, kv_heads: int = 2) -> HfModel:
 
 def olmo2(name: str, kv_heads: int = 2) -> HfModel:
     """OLMo 2: an RMSNorm over all query (key) heads together, norms after attention and MLP."""
-    build = _causal_lm(
+    build = causal_lm(
         "Olmo2Config", vocab_size=131, num_hidden_layers=3, hidden_size=32, num_attention_heads=4,
         num_key_value_heads=kv_heads, intermediate_size=48, max_position_embeddings=SEQ, tie_word_embeddings=False,
         rms_norm_eps=1e-5,
@@ -205,12 +221,12 @@ def olmo2(name: str, kv_heads: int = 2) -> HfModel:
         "post_attention_layernorm": "attention_post_norm",
         "post_feedforward_layernorm": "mlp_post_norm",
     }
-    return HfModel(name, build, fields, lambda hf: _rename(hf, LLAMA_OUTER, "model.layers", block))
+    return HfModel(name, build, fields, lambda hf: rename(hf, LLAMA_OUTER, "model.layers", block))
 
 
 def bloom(name: str) -> HfModel:
     """BLOOM: ALiBi, a norm after the embedding, queries, keys and values interleaved by head."""
-    build = _causal_lm(
+    build = causal_lm(
         "BloomConfig", vocab_size=131, n_layer=3, hidden_size=32, n_head=4, hidden_dropout=0.0, attention_dropout=0.0
     )
     fields = dict(
@@ -232,18 +248,18 @@ def bloom(name: str) -> HfModel:
     }
 
     def to_table(hf: Mapping[str, Tensor]) -> Tensors:
-        tensors = _rename(hf, outer, "transformer.h", inner)
+        tensors = rename(hf, outer, "transformer.h", inner)
         for key, tensor in tensors.items():
             if ".fused." in key:  # [heads, 3, head_dim, ...] -> [3, heads, head_dim, ...]
                 tensors[key] = tensor.unflatten(0, (4, 3, 8)).transpose(0, 1).flatten(0, 2)
-        return _cut(tensors, "fused", dict.fromkeys(QKV, 32))
+        return cut(tensors, "fused", dict.fromkeys(QKV, 32))
 
     return HfModel(name, build, fields, to_table)
 
 
 def gptj(name: str) -> HfModel:
     """GPT-J: parallel residual with one shared norm, interleaved partial rotary positions, a bias on the head."""
-    build = _causal_lm(
+    build = causal_lm(
         "GPTJConfig", vocab_size=131, n_layer=3, n_embd=32, n_head=4, n_positions=SEQ, rotary_dim=4,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
@@ -262,12 +278,12 @@ def gptj(name: str) -> HfModel:
         "mlp.fc_in": "mlp.up",
         "mlp.fc_out": "mlp.down",
     }
-    return HfModel(name, build, fields, lambda hf: _rename(hf, outer, "transformer.h", inner))
+    return HfModel(name, build, fields, lambda hf: rename(hf, outer, "transformer.h", inner))
 
 
 def gemma2(name: str) -> HfModel:
     """Gemma 2: sandwich norms with unit offset, soft caps, a window on every other block, scaled embeddings."""
-    build = _causal_lm(
+    build = causal_lm(
         "Gemma2Config", vocab_size=131, num_hidden_layers=3, hidden_size=32, num_attention_heads=4, head_dim=8,
         num_key_value_heads=2, intermediate_size=48, max_position_embeddings=SEQ, sliding_window=5,
         query_pre_attn_scalar=12, rms_norm_eps=1e-5, attn_logit_softcapping=3.0, final_logit_softcapping=4.0,
@@ -284,4 +300,4 @@ def gemma2(name: str) -> HfModel:
         "pre_feedforward_layernorm": "mlp_norm",
         "post_feedforward_layernorm": "mlp_post_norm",
     }
-    return HfModel(name, build, fields, lambda hf: _rename(hf, LLAMA_OUTER, "model.layers", block))
+    return HfModel(name, build, fields, lambda hf: rename(hf, LLAMA_OUTER, "model.layers", block))
