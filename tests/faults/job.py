@@ -120,14 +120,20 @@ class Job:
                     os.kill(pid, number)
 
         signal.signal(signal.SIGTERM, pass_on)
-        failed = 0
+        failed, deadline = 0, 0.0
         while running:
             try:
-                pid, status = os.wait()
-            except InterruptedError:
-                continue
-            if running.pop(pid, None) is not None:
-                failed = failed or os.waitstatus_to_exitcode(status)
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if running.pop(pid, None) is not None and not failed:
+                failed = os.waitstatus_to_exitcode(status)
+                if failed:
+                    pass_on(signal.SIGTERM, None)
+                    deadline = time.monotonic() + 10
+            if failed and time.monotonic() > deadline:
+                pass_on(signal.SIGKILL, None)
+            time.sleep(0.02)
         return failed if 0 <= failed < 256 else 1
 
     def _fork(self, rank: int) -> int:
