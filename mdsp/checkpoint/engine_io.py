@@ -76,7 +76,11 @@ def tensor_hash(tensor: Tensor) -> str:
 def write_file(state: Any, path: Path, name: str) -> WrittenFile:
     """torch.save to `path`, hashed on the way and flushed to the disk. OSError when it cannot be written."""
     file = HashingFile(path)
+    checksums = torch.serialization.get_crc32_options()
     try:
+        # torch.load does not look at the container's own checksums, which cost as much as all else; the manifest has
+        # better ones.
+        torch.serialization.set_crc32_options(False)
         torch.save(state, cast(BinaryIO, file))
         digest = file.finish()
     except RuntimeError as error:
@@ -84,6 +88,7 @@ def write_file(state: Any, path: Path, name: str) -> WrittenFile:
         cause = error.__context__
         raise cause if isinstance(cause, OSError) else OSError(f"{path.name}: {error}") from error
     finally:
+        torch.serialization.set_crc32_options(checksums)
         file.close()
     tensors = {}
     if name.startswith("layer_"):
