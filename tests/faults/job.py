@@ -21,6 +21,7 @@ import torch
 import mdsp.train
 import tests.harness  # noqa: F401  imports torch and DeepSpeed before ranks are forked
 from mdsp.data.indexed import IndexedWriter, token_dtype
+from mdsp.metrics.run import read_lines
 
 VOCAB = 257
 
@@ -195,7 +196,7 @@ class Job:
         metrics = Path(json.loads(self.config.read_text())["mdsp"]["monitor"]["dir"]) / "metrics.jsonl"
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if metrics.exists() and any(f'"step": {step},' in line for line in metrics.read_text().splitlines()):
+            if any(row.get("step") == step for row in read_lines(metrics)):
                 return
             if not psutil.pid_exists(self.pid):
                 break
