@@ -29,8 +29,8 @@ _SECTIONS: dict[str, str] = {
 
 _PART_COLORS: dict[str, str] = {"compute": "forward", "data_parallel": "reduce", "data": "load"}
 _KIND_COLORS: dict[InstructionKind, tuple[str, str]] = {
-    "send_activation": ("send", "send"),
-    "send_grad": ("send", "send"),
+    "send_activation": ("send", "send, waiting included"),
+    "send_grad": ("send", "send, waiting included"),
     "recv_activation": ("recv", "receive, waiting included"),
     "recv_grad": ("recv", "receive, waiting included"),
     "reduce_tied": ("reduce", "reduce gradients, waiting included"),
@@ -62,6 +62,11 @@ def _charts(run: Run) -> list[dict[str, Any]]:
     def chart(name: str, title: str, unit: str, from_zero: bool, *lines: dict[str, Any]) -> dict[str, Any]:
         return dict(id=name, title=title, unit=unit, from_zero=from_zero, series=lines)
 
+    def recomputing(hardware: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        """The line, unless nothing is recomputed and it would only cover the model's."""
+        differ = any(row.get("hardware_tflops_per_device") != row.get("model_tflops_per_device") for row in run.steps)
+        return (hardware,) if differ else ()
+
     return [
         chart("loss", "Loss", "", False, line(run, "loss", "training", "c0"), line(run, "eval_loss", "held out", "c1")),
         chart("lr", "Learning rate", "", True, line(run, "lr", "learning rate", "c3")),
@@ -71,7 +76,7 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             "TFLOP/s",
             True,
             line(run, "model_tflops_per_device", "model", "c0"),
-            line(run, "hardware_tflops_per_device", "hardware (with recomputation)", "c4"),
+            *recomputing(line(run, "hardware_tflops_per_device", "hardware (with recomputation)", "c4")),
         ),
         chart(
             "mfu",
@@ -79,7 +84,7 @@ def _charts(run: Run) -> list[dict[str, Any]]:
             "%",
             True,
             line(run, "mfu", "MFU", "c0", 100),
-            line(run, "hfu", "HFU", "c4", 100),
+            *recomputing(line(run, "hfu", "HFU", "c4", 100)),
         ),
         chart(
             "bubble",

@@ -68,7 +68,7 @@ function frame(card, xs, ys, fromZero) {
     element("line", { x1: margin.left, x2: width - margin.right, y1: y(value), y2: y(value), stroke: "var(--grid)" }, svg);
     element("text", { x: margin.left - 6, y: y(value) + 4, "text-anchor": "end" }, svg, number(value));
   }
-  for (const value of ticks(x0, x1, 6)) {
+  for (const value of ticks(x0, x1, 6).filter(Number.isInteger)) {
     element("text", { x: x(value), y: height - 6, "text-anchor": "middle" }, svg, number(value));
   }
   return { svg, x, y, x0, x1 };
