@@ -94,8 +94,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     join_job(place, settings.communication_timeout)
     directory = Path(run.mdsp.checkpoint.dir) if run.mdsp.checkpoint.dir else None
     found = find_checkpoint(directory, run.mdsp.checkpoint.resume)
-    if found:
-        continue_chart(found)
+    run = open_chart(run, place, found)
     engine = build_engine(run, weight_source(run))
     counters = Counters() if found is None else load_training_checkpoint(engine, run, found)
     counters = replace(counters, wandb_run_id=chart_id(run, place))
@@ -147,11 +146,23 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     leave_job()
 
 
-def continue_chart(found: Found) -> None:
-    """Have the W&B run that DeepSpeed's monitor opens continue the chart of the checkpoint's run."""
-    state = found.manifest.training
-    if state is not None and state.wandb_run_id is not None:
-        os.environ.update(WANDB_RUN_ID=state.wandb_run_id, WANDB_RESUME="allow")
+def open_chart(run: RunConfig, place: Place, found: Found | None) -> RunConfig:
+    """Open the W&B run, when the configuration enables it; a continued run continues the chart of its checkpoint.
+
+    Returns the configuration with the "wandb" section that DeepSpeed shall see: W&B must not stop a training.
+    """
+    from mdsp.metrics.monitor import start_wandb
+    from mdsp.metrics.telemetry import describe_run
+
+    state = found.manifest.training if found else None
+    section = start_wandb(
+        section=run.deepspeed.get("wandb", {}),
+        run_directory=run.mdsp.monitor.dir,
+        run_info=describe_run(run),
+        enabled=place.rank == 0,
+        run_id=state.wandb_run_id if state else None,
+    )
+    return replace(run, deepspeed={**run.deepspeed, "wandb": section})
 
 
 def chart_id(run: RunConfig, place: Place) -> str | None:
