@@ -113,6 +113,8 @@ class Job:
         descriptor = os.open(self.console, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        # pytest has put objects of its own in their places
+        sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
         running = {self._fork(rank): rank for rank in range(self.world_size)}
 
         def pass_on(number: int, frame: object) -> None:
