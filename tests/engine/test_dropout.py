@@ -20,7 +20,7 @@ from tests.model.hf_models import Tensors, gpt2
 MODEL = gpt2("gpt2")
 DROPOUT = dict(embedding_dropout=0.2, hidden_dropout=0.2, attention_dropout=0.2)
 FIELDS = {**MODEL.fields, **DROPOUT}
-STEPS, MICRO_BATCHES = 2, 2
+STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ RECOMPUTE = [("none", 1), ("selective", 1), ("full", 1), ("full", 2)]
 def test_recomputation_draws_the_same_masks(sequence_parallel: bool) -> None:
     """What is recomputed draws again, and alike; gradients and weights are those without recomputation, to the bit."""
     layout = Layout(tensor=2, pipeline=2)
-    cases = [Case("gpt2", layout, sequence_parallel, *mode, steps=STEPS) for mode in RECOMPUTE]
+    cases = [Case("gpt2", layout, sequence_parallel, *mode, micro_batches=2, steps=STEPS) for mode in RECOMPUTE]
     initial = _initial()
     watched = run_ranks(_watch_all, layout.world_size, cases, initial)
     for rank in watched:
