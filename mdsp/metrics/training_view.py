@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, TextIO
 
 from mdsp.config.run_config import RunConfig
@@ -13,8 +14,19 @@ if TYPE_CHECKING:
     from mdsp.checkpoint.training import Counters
 
 
+class _Notes(logging.Handler):
+    """Shows warnings that code without a terminal logs: a full disk, a service that cannot be reached."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(logging.WARNING)
+        self._terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._terminal.note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
 class TrainingView:
-    """The `Terminal` of a run; shows nothing where `enabled` is false."""
+    """The `Terminal` of a run; shows nothing where `enabled` is false. It also shows what mdsp warns of meanwhile."""
 
     def __init__(self, run: RunConfig, terminal: TextIO, enabled: bool) -> None:
         layout, millions = run.layout, parameter_table(run.model).numel / 1e6
@@ -25,6 +37,8 @@ class TrainingView:
         settings = run.mdsp.train
         self._terminal = Terminal(terminal, title, settings.steps, enabled, settings.log_interval)
         self._title = title
+        self._notes = _Notes(self._terminal)
+        logging.getLogger("mdsp").addHandler(self._notes)
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -42,3 +56,4 @@ class TrainingView:
     def end(self) -> None:
         """Training is over."""
         self._terminal.end()
+        logging.getLogger("mdsp").removeHandler(self._notes)

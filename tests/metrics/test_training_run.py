@@ -145,4 +145,4 @@ def test_a_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
     with Job(config, world_size=2) as job:
         assert job.wait() == 0, job.output() + job.logs()
     assert "step 4/4" in job.output()
-    assert (job.output() + job.logs()).count("training goes on without its records") == 1
+    assert " ".join(job.output().split()).count("training goes on without its records") == 1
