@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 LIGHT = (
-    "flops devices theory timeline replay bubble advice record run series report compare dashboard trace terminal monitor "
-    "report_command compare_command dashboard_command"
-).split()
+    *("flops", "devices", "theory", "timeline", "replay", "bubble", "advice", "record", "run", "series", "report"),
+    *("compare", "dashboard", "trace", "terminal", "monitor"),
+    *("report_command", "compare_command", "dashboard_command"),
+)
 
 
 def test_no_torch() -> None:
