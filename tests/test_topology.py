@@ -23,9 +23,11 @@ def test_order_is_that_of_deepspeed(tensor: int, pipeline: int, data: int) -> No
         at, theirs = topology.coordinates(rank), grid.get_coord(rank)
         assert (at.stage, at.data, at.tensor) == (theirs.pipe, theirs.data, theirs.model)
         assert topology.rank(at) == rank == grid.get_rank(pipe=at.stage, data=at.data, model=at.tensor)
-    assert sorted(topology.tensor_groups()) == sorted(sorted(ranks) for ranks in grid.get_axis_comm_lists("model")) or (
-        tensor == 1 and list(topology.tensor_groups()) == [[rank] for rank in range(topology.world_size)]
-    )
+    assert list(topology.tensor_groups()) == [
+        [grid.get_rank(pipe=stage, data=replica, model=place) for place in range(tensor)]
+        for stage in range(pipeline)
+        for replica in range(data)
+    ]
 
 
 @given(DEGREES, DEGREES, DEGREES)

@@ -132,7 +132,7 @@ class RecordingEngine(MdspEngine):
 
     def _sum_partial_grads(self) -> None:
         super()._sum_partial_grads()
-        self.last_grads = {p.entry.name: self._gradient(p).detach().clone() for p in self.module.parameters()}  # type: ignore[attr-defined]
+        self.last_grads = {p.entry.name: self._gradient(p).detach().clone() for p in self.module.parameters()}
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def own_groups() -> Iterator[None]:
 
 def local_weights(engine: MdspEngine) -> Tensors:
     """This rank's parameters by table name, fp32."""
-    return {p.entry.name: p.detach().float().clone() for p in engine.module.parameters()}  # type: ignore[attr-defined]
+    return {p.entry.name: p.detach().float().clone() for p in engine.module.parameters()}
 
 
 def head_copy(engine: MdspEngine) -> Tensor:
