@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,7 +29,6 @@ def _together(source: RandomWeights, parameter: Parameter, tensor: int) -> Tenso
     return torch.cat(pieces, parameter.split_dim)
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 40), columns=st.integers(1, 30), dim=st.sampled_from([0, 1, None]), tensor=st.integers(1, 4),
     padding=st.integers(0, 20), seed=st.integers(0, 3),
