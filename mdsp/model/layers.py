@@ -148,13 +148,16 @@ class SingleProcessGPT(nn.Module):
         assert len(states) == FIRST_BLOCK_LAYER + len(self.blocks) + 1
         return states
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids [batch, seq] -> logits [batch, seq, vocabulary], without padding."""
+    def sequence_first_logits(self, ids: Tensor) -> Tensor:
+        """ids [batch, seq] -> logits [seq, batch, padded vocabulary], as `token_losses` takes them."""
         x = self.embedding(ids)
         x = run_layers((self.position, *self.blocks, self.final_norm), x, self.context, self.training)
         head = self.head
-        logits = vocabulary_logits(x, self.embedding.weight, None, self.context) if head is None else head(x)
-        return logits.transpose(0, 1)[..., : self.context.config.vocab_size]
+        return vocabulary_logits(x, self.embedding.weight, None, self.context) if head is None else head(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [batch, seq] -> logits [batch, seq, vocabulary], without padding."""
+        return self.sequence_first_logits(ids).transpose(0, 1)[..., : self.context.config.vocab_size]
 
     def parameters_by_entry(self) -> dict[str, nn.Parameter]:
         """Parameters by their name in the table."""
