@@ -40,7 +40,7 @@ class Layout:
         return self.tensor * self.pipeline * self.data
 
 
-def run_config(layout: Layout, **train: Any) -> RunConfig:
+def run_config(layout: Layout, checkpoint: dict[str, Any] | None = None, **train: Any) -> RunConfig:
     """A run of the tiny model."""
     params: dict[str, Any] = (
         {"lr": 1e-3, "weight_decay": 0.1} if layout.optimizer == "AdamW" else {"lr": 0.01, "momentum": 0.9}
@@ -68,6 +68,7 @@ def run_config(layout: Layout, **train: Any) -> RunConfig:
             "parallel": {"tensor": layout.tensor, "pipeline": layout.pipeline},
             "data": {"seq_length": SEQ},
             "train": train,
+            "checkpoint": checkpoint or {},
         },
     }
     if layout.precision != "fp32":

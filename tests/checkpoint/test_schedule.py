@@ -25,9 +25,7 @@ def scheduled(
     from mdsp.checkpoint.schedule import Checkpoints
     from mdsp.engine.build import build_engine
 
-    run = run_config(Layout(data=2))
-    checkpoint = run.mdsp.checkpoint.model_copy(update=settings)
-    run = replace(run, mdsp=run.mdsp.model_copy(update={"checkpoint": checkpoint}))
+    run = run_config(Layout(data=2), {**settings, "dir": directory})
     engine = build_engine(run)
     notes: list[str] = []
     checkpoints = Checkpoints(engine, run, Path(directory) if directory else None, notes.append)

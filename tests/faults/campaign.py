@@ -137,7 +137,7 @@ def failing_disk(trial: Trial) -> str:
         flush, calls = os.fsync, iter(range(1_000_000))
 
         def fsync(descriptor: int) -> None:
-            if first <= next(calls) < first + 12:
+            if first <= next(calls) < first + 3:
                 raise OSError(number, os.strerror(number))
             flush(descriptor)
 

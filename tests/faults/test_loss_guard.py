@@ -48,9 +48,7 @@ def guarded(
     from mdsp.checkpoint.schedule import Checkpoints
     from mdsp.engine.build import build_engine
 
-    run = run_config(layout, loss_guard=guard, max_bad_steps=3)
-    checkpoint = run.mdsp.checkpoint.model_copy(update={"interval": 2})
-    run = replace(run, mdsp=run.mdsp.model_copy(update={"checkpoint": checkpoint}))
+    run = run_config(layout, {"dir": directory, "interval": 2}, loss_guard=guard, max_bad_steps=3)
     engine = build_engine(run)
     counters = Counters()
     engine.loss_guard = judge = LossGuard(run.mdsp.train.loss_guard, run.mdsp.train.max_bad_steps, counters)
@@ -71,7 +69,7 @@ def guarded(
         loss = float(engine.train_batch(batches))
         after = state_of(engine)
         cursors.append(cursor)
-        changed.append(any(not torch.equal(before.get(name, value[:0]), value) for name, value in after.items()))
+        changed.append(any(name not in before or not torch.equal(before[name], after[name]) for name in after))
         made = replace(counters, step=counters.step + 1, samples=cursor + GLOBAL_BATCH)
         try:
             counters, verdict = judge.after_step(made, loss, engine.was_step_applied())
