@@ -143,7 +143,7 @@ def run_before_other_work() -> None:
 def measure(settings: list[Setting]) -> list[list[Instruction]]:
     """The timeline of one step per setting, on the first rank. One rank is one stage.
 
-    Other work on the machine can only make a step longer. One that took over 2 % more than its setting asks for (12 %
+    Other work on the machine can only make a step longer. One that took over 3 % more than its setting asks for (12 %
     with delayed sends: gloo's also wait for the receiver, which the simulation leaves out) is taken again, three times
     at most, and the shortest is kept.
     """
@@ -166,7 +166,7 @@ def measure(settings: list[Setting]) -> list[list[Instruction]]:
     kept: list[list[Instruction]] = []
     for setting in settings:
         attempts: list[list[Instruction]] = []
-        limit = (1.12 if setting.delay_s else 1.02) * setting.length(stages)
+        limit = (1.12 if setting.delay_s else 1.03) * setting.length(stages)
         again = torch.ones(1)
         while again:
             timeline = engine.take(setting)
