@@ -194,8 +194,6 @@ class CheckpointSection(Frozen):
 
     tag_validation: Literal["Ignore", "Warn", "Fail", "IGNORE", "WARN", "FAIL"] | None = None
     """What happens when ranks disagree about a checkpoint's name."""
-    use_node_local_storage: OnOff = None
-    """Every node writes to its own disk."""
     parallel_write: dict[str, Any] | None = None
     """Which ranks write."""
 

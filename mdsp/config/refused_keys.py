@@ -32,6 +32,7 @@ REFUSED_KEYS: dict[str, str] = {
     "prescale_gradients": _AVERAGE,
     "gradient_predivide_factor": _AVERAGE,
     "checkpoint.load_universal": "is decided by mdsp from the checkpoint itself; use mdsp.checkpoint.resume",
+    "checkpoint.use_node_local_storage": "would scatter a checkpoint that all ranks must see; delete it",
     "checkpoint.writer": "would replace mdsp's checkpoint writer; use mdsp.checkpoint",
     "checkpoint.checkpoint_serialization": "would replace mdsp's checkpoint writer; use mdsp.checkpoint",
     "data_types.param_dtype": "would change the weights' format behind mdsp's back; use bf16 or fp16",
