@@ -100,13 +100,18 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     counters = replace(counters, wandb_run_id=chart_id(run, place))
     batches, held_out = open_batches(run, engine)
     telemetry = Telemetry(run, engine)
+
+    def note(text: str) -> None:
+        view.note(text)
+        telemetry.note(text)
+
     engine.loss_guard = guard = LossGuard(settings.loss_guard, settings.max_bad_steps, counters)
-    checkpoints = Checkpoints(engine, run, directory, view.note)
+    checkpoints = Checkpoints(engine, run, directory, note)
     watchdog = watch(engine, run, place.rank, say)
     for reason in found.passed_over if found else ():
-        view.note(f"passed over: {reason}")
+        note(f"passed over: {reason}")
     if found:
-        view.note(f"continuing from {found.path}, after step {counters.step}")
+        note(f"continuing from {found.path}, after step {counters.step}")
     view.begin(counters)
 
     while counters.step < settings.steps:
@@ -121,7 +126,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         counters, verdict = guard.after_step(advance(run, counters, cursor), loss, engine.was_step_applied())
         record = telemetry.finish_step(counters, loss, lr)
         if verdict.reason:
-            view.note(f"warning: step {counters.step} is left out: {verdict.reason}")
+            note(f"warning: step {counters.step} is left out: {verdict.reason}")
         if verdict.roll_back:
             telemetry.write(record)
             counters = checkpoints.roll_back(guard, counters, cursor)
@@ -136,13 +141,16 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         view.step(record)
         stop = checkpoints.after_step(counters, last)
         if stop:
-            view.note(stop)
+            note(stop)
             break
 
     checkpoints.close()
     watchdog.close()
-    telemetry.close()
     view.end()
+    advice = telemetry.advice()
+    if advice:
+        view.note(f"advice: {advice}")
+    telemetry.close()
     leave_job()
 
 

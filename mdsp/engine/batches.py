@@ -74,8 +74,8 @@ def open_batches(run: RunConfig, engine: MdspEngine) -> tuple[StageBatches | Non
         raise ConfigError("mdsp.data.train is not set; give the prefix that `mdsp prepare` wrote")
     grid = engine.grid
     here = (grid.get_data_parallel_rank(), layout.data)
-    training = _corpus(data.train, run)
-    held_out = _corpus(data.valid, run) if data.valid is not None else None
+    training = _corpus(data.train, run, engine.global_rank == 0)
+    held_out = _corpus(data.valid, run, engine.global_rank == 0) if data.valid is not None else None
     facts = find_sidecar(data.train if isinstance(data.train, str) else data.train[0])
     eod = facts.end_of_document_id if facts else None
     order = SampleOrder(training.document_lengths, data.seq_length, seed, name=training.name)
@@ -89,7 +89,9 @@ def open_batches(run: RunConfig, engine: MdspEngine) -> tuple[StageBatches | Non
     return train, StageBatches(evaluation_batches(held_out, data.seq_length, *sizes), group, device)
 
 
-def _corpus(prefixes: str | list[str], run: RunConfig) -> TokenCorpus:
-    corpus = TokenCorpus.open(prefixes, wait_seconds=SHARED_FILE_SYSTEM_DELAY_S)
-    check_vocabulary(corpus, run.model.vocab_size)
+def _corpus(prefixes: str | list[str], run: RunConfig, first_rank: bool) -> TokenCorpus:
+    # A file that rank 0 does not see is missing; one that it sees may still be on its way to other nodes.
+    corpus = TokenCorpus.open(prefixes, wait_seconds=0.0 if first_rank else SHARED_FILE_SYSTEM_DELAY_S)
+    if first_rank:  # one rank is enough: without the facts of `mdsp prepare` the check reads all tokens
+        check_vocabulary(corpus, run.model.vocab_size)
     return corpus

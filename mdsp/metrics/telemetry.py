@@ -23,6 +23,8 @@ from mdsp.metrics.gemm import measure_gemm_peak
 from mdsp.metrics.memory import gather_peak_memory
 from mdsp.metrics.monitor import Monitor, finish_wandb
 from mdsp.metrics.record import RunRecorder, StepRecord
+from mdsp.metrics.report import run_advice
+from mdsp.metrics.run import read_run
 from mdsp.metrics.timeline import Instruction, TimelineRecorder
 from mdsp.model.table import parameter_table
 
@@ -61,6 +63,7 @@ class Telemetry:
         self._model_flops = batch * model_flops(run.model, seq)
         self._hardware_flops = batch * hardware_flops(run.model, seq, run.mdsp.train.recompute)
         self._start = self._data_s = 0.0
+        self._step = 0
 
     def _peak(self) -> tuple[float, str]:
         """Peak matrix rate of this device in FLOP/s. Every rank measures at once where cores are shared. Collective."""
@@ -78,6 +81,7 @@ class Telemetry:
         # The second step is always recorded: the first one also pays for warm-up, and short runs see no other.
         if interval and (step % interval == 0 or step == 2):
             self._recorder.begin_step()
+        self._step = step
         self._start = time.perf_counter()
 
     def data_ready(self) -> None:
@@ -129,7 +133,17 @@ class Telemetry:
         if self._writes:
             self._monitor.step(record)
 
+    def note(self, text: str) -> None:
+        """Keep what was said to the terminal: checkpoints, warnings, roll-backs."""
+        self.records.event("note", self._step, text=text)
+
+    def advice(self) -> str | None:
+        """What the measured bubble says should be changed; None on ranks that do not write, or when nothing should."""
+        found = run_advice(read_run(self.records.directory)) if self._writes and self.records.enabled else None
+        return None if found is None else found.sentence
+
     def close(self) -> None:
+        """End the records and the chart."""
         self.records.close()
         if self._writes:
             finish_wandb()
