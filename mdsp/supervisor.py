@@ -59,6 +59,8 @@ class Supervisor:
     def run(self, work: Callable[[Say], int]) -> int:
         """`work(say)` in a child process; its exit code, or 128 + the signal that it died of."""
         self._failure.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            self._log.touch()  # there is a log to look at, however early the rank dies
         self._forget_earlier_jobs()
         read, write = os.pipe()
         parent = os.getpid()
