@@ -114,6 +114,7 @@ class HfWriter:
         for file in self.files:
             descriptor = os.open(self.directory / file, os.O_RDWR | os.O_CREAT, 0o644)
             self._descriptors[file] = descriptor
+            os.posix_fallocate(descriptor, 0, self._sizes[file])  # a full disk shows now, and files are not scattered
             os.ftruncate(descriptor, self._sizes[file])
             write_at(descriptor, self._headers[file], 0)
 

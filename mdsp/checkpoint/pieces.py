@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,8 @@ class Pieces:
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """The elements in row-major order as contiguous one-dimensional tensors of about `CHUNK_BYTES`.
 
-        What is already contiguous and of this type is not copied.
+        What is already contiguous and of this type is not copied. The rest goes through one buffer per thread, so a
+        chunk is valid until the thread asks for the next one.
         """
         for rows in self.views if self.dim == 0 else (self.views,):
             parts: Sequence[Tensor] = (rows,) if isinstance(rows, Tensor) else rows
@@ -63,11 +65,29 @@ class Pieces:
                 yield from parts[0].reshape(-1).split(max(1, CHUNK_BYTES // parts[0].element_size()))
                 continue
             count = parts[0].shape[0]
-            width = sum(part[0].numel() for part in parts) if count else 1
+            widths = [part.shape[1] if part.dim() > 1 else 1 for part in parts]
+            width = sum(widths)
             step = max(1, CHUNK_BYTES // max(1, width * dtype.itemsize))
+            buffer = _buffer(min(step, count) * width * dtype.itemsize).view(dtype)
             for start in range(0, count, step):
-                cut = [part[start : start + step].to(dtype) for part in parts]
-                yield (cut[0] if len(cut) == 1 else torch.cat(cut, 1)).contiguous().reshape(-1)
+                rows_here = min(step, count - start)
+                chunk = buffer[: rows_here * width]
+                columns = chunk.view(rows_here, width).split(widths, dim=1)
+                for part, column in zip(parts, columns, strict=True):
+                    column.copy_(part[start : start + rows_here].reshape(rows_here, -1))
+                yield chunk
+
+
+_buffers = threading.local()
+
+
+def _buffer(size: int) -> Tensor:
+    """`size` bytes of this thread's scratch memory, which is allocated once and used thousands of times."""
+    held: Tensor | None = getattr(_buffers, "held", None)
+    if held is None or held.numel() < size:
+        held = torch.empty(max(size, CHUNK_BYTES), dtype=torch.uint8)
+        _buffers.held = held
+    return held[:size]
 
 
 def raw_bytes(chunk: Tensor) -> memoryview:
