@@ -86,6 +86,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     from mdsp.engine.watchdog import watch
     from mdsp.metrics.telemetry import Telemetry
     from mdsp.metrics.training_view import TrainingView
+    from mdsp.plan.prediction import StepPrediction
 
     # Join the job, build this rank's piece of the model, and continue where an earlier run stopped.
     settings = run.mdsp.train
@@ -100,6 +101,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     counters = replace(counters, wandb_run_id=chart_id(run, place))
     batches, held_out = open_batches(run, engine)
     telemetry = Telemetry(run, engine)
+    predicted = StepPrediction(run, telemetry.peak_source, telemetry.peak, place.ranks_per_node)
 
     def note(text: str) -> None:
         view.note(text)
@@ -113,6 +115,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     if found:
         note(f"continuing from {found.path}, after step {counters.step}")
     view.begin(counters)
+    note(predicted.before())
 
     while counters.step < settings.steps:
         lr = set_learning_rate(run, engine, counters)
@@ -125,6 +128,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         watchdog.end_step()
         counters, verdict = guard.after_step(advance(run, counters, cursor), loss, engine.was_step_applied())
         record = telemetry.finish_step(counters, loss, lr)
+        predicted.add(record.step_s)
         if verdict.reason:
             note(f"warning: step {counters.step} is left out: {verdict.reason}")
         if verdict.roll_back:
@@ -147,6 +151,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
     checkpoints.close()
     watchdog.close()
     view.end()
+    note(predicted.after())
     advice = telemetry.advice()
     if advice:
         view.note(f"advice: {advice}")

@@ -19,6 +19,8 @@ from mdsp.plan.step_time import StepTime, step_time
 
 LEFT_OVER = 0.05
 """Band after calibration, at least: repeats of one configuration differ by 2 to 8 %."""
+FARTHEST = 50.0
+"""Measured over predicted, or the reverse, at most."""
 
 
 @dataclass(frozen=True)
@@ -28,85 +30,114 @@ class Efficiencies:
     constants: Constants
     band: float
     notes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """Devices of the runs that they were calibrated on."""
+
+    def on(self, cluster: Cluster) -> Efficiencies:
+        """The same, with a warning where the planned devices are not those of the calibration."""
+        others = sorted({name for name in self.devices if name != cluster.device.name})
+        if not others:
+            return self
+        note = f"warning: calibrated on {', '.join(others)}; what holds there may not hold on {cluster.device.name}"
+        return replace(self, notes=(*self.notes, note))
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Measured over predicted time, by what takes it."""
+
+    compute: float
+    link: float
+    """Tensor-parallel communication."""
+    network: float
+    """Data-parallel communication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run measured, beside what was predicted for it before calibration."""
+    """What a run measured, and what was predicted for it."""
 
     name: str
+    device: str
     step_s: float
-    predicted: StepTime
-    compute_s: float | None
-    """Mean over stages of the time in forward and backward of one step; None without a timeline."""
-    predicted_compute_s: float
-
-    @property
-    def compute_factor(self) -> float:
-        """Measured / predicted time of computation, from the timeline where there is one."""
-        if self.compute_s is None:
-            return self.step_s / self.predicted.total
-        return self.compute_s / self.predicted_compute_s
-
-    @property
-    def rest_factor(self) -> float:
-        """Measured / predicted time of what is not computation (communication between stages and ranks, optimizer)."""
-        predicted = self.predicted.data + self.predicted.optimizer
-        if self.compute_s is None or predicted <= 0:
-            return self.compute_factor
-        # The bubble and the imbalance scale with computation, so they are predicted again with its factor.
-        stages = self.predicted.bubble + self.predicted.imbalance
-        rest = self.step_s - self.compute_factor * (self.predicted_compute_s + stages)
-        return min(10.0, max(0.1, rest / (self.predicted.total - self.predicted_compute_s - stages)))
+    predicted_s: float
+    factors: Factors
 
 
 def calibrated(run_directories: Sequence[str]) -> Efficiencies:
-    """The shipped constants, or those constants scaled to the measured runs in these directories."""
+    """The shipped constants, or those constants scaled to the measured runs in these directories.
+
+    Raises ConfigError when a directory is no run or its run has not measured a step.
+    """
     shipped = default_constants()
     if not run_directories:
         return Efficiencies(shipped.constants, shipped.band)
     runs = [measured_run(read_run(Path(directory)), shipped.constants) for directory in run_directories]
-    compute = statistics.geometric_mean([run.compute_factor for run in runs])
-    rest = statistics.geometric_mean([run.rest_factor for run in runs])
+    mean = Factors(*(statistics.geometric_mean([getattr(r.factors, name) for r in runs]) for name in Factors.__slots__))
     notes = tuple(
-        f"calibrated on {run.name}: step {run.step_s:.4g} s measured, {run.predicted.total:.4g} s predicted before; "
-        f"computation x {run.compute_factor:.2f}, the rest x {run.rest_factor:.2f}"
+        f"calibrated on {run.name}: step {run.step_s:.4g} s measured, {run.predicted_s:.4g} s predicted before; "
+        f"computation x {run.factors.compute:.2f}, tensor-parallel communication x {run.factors.link:.2f}, "
+        f"data-parallel x {run.factors.network:.2f}"
         for run in runs
     )
-    spread = max((abs(math.log(run.compute_factor / compute)) for run in runs), default=0.0)
-    band = max(LEFT_OVER, min(shipped.band, 2 * spread) if len(runs) > 1 else shipped.band / 2)
-    return Efficiencies(scaled(shipped.constants, compute, rest), band, notes)
+    spread = max(abs(math.log(run.factors.compute / mean.compute)) for run in runs)
+    band = max(LEFT_OVER, 2 * spread) if len(runs) > 1 else max(LEFT_OVER, shipped.band / 2)
+    return Efficiencies(scaled(shipped.constants, mean), band, notes, tuple(run.device for run in runs))
 
 
-def scaled(constants: Constants, compute: float, rest: float) -> Constants:
-    """Constants with which computation takes `compute` times and communication `rest` times as long."""
+def scaled(constants: Constants, factors: Factors) -> Constants:
+    """Constants with which each kind of work takes so many times as long."""
     return replace(
         constants,
-        gemm_ampere=constants.gemm_ampere / compute,
-        gemm_hopper=constants.gemm_hopper / compute,
-        gemm_blackwell=constants.gemm_blackwell / compute,
-        hbm=constants.hbm / compute,
-        link=constants.link / rest,
-        network=constants.network / rest,
+        gemm_ampere=constants.gemm_ampere / factors.compute,
+        gemm_hopper=constants.gemm_hopper / factors.compute,
+        gemm_blackwell=constants.gemm_blackwell / factors.compute,
+        hbm=constants.hbm / factors.compute,
+        link=constants.link / factors.link,
+        network=constants.network / factors.network,
     )
 
 
 def measured_run(run: Run, constants: Constants) -> Measured:
-    """The run's median step, beside the prediction of its own configuration.
+    """The run's median step and its parts, beside the prediction of its own configuration.
 
-    Raises ConfigError when the run says too little.
+    The parts come from its timelines; without one, everything is scaled alike. What the parts leave unexplained is
+    shared by all of them, so that the calibrated prediction of the run is its measured step.
     """
     steps = [seconds for step, seconds in run.series("step_s") if step > 2] or [s for _, s in run.series("step_s")]
     if not steps:
         raise ConfigError(
             f"--calibrate {run.directory}: no step has been measured yet; calibrate on a run of a few steps"
         )
+    step_s = statistics.median(steps)
     work, layout, cluster = described(run)
     predicted = step_time(work, layout, cluster, MDSP, constants)
-    busy = [row["stage_busy_s"] for row in run.steps if row.get("stage_busy_s") and row["step"] > 1]
-    compute = statistics.median(statistics.fmean(row) for row in busy) if busy else None
-    stage_mean = statistics.fmean(predicted.stage_seconds) - predicted.pipeline / predicted.micro_batches
-    return Measured(run.name, statistics.median(steps), predicted, compute, predicted.micro_batches * stage_mean)
+    factors = _factors(run, predicted, step_s)
+    for _ in range(3):
+        left = step_s / step_time(work, layout, cluster, MDSP, scaled(constants, factors)).total
+        factors = Factors(*(_within(getattr(factors, name) * left) for name in Factors.__slots__))
+    return Measured(run.name, cluster.device.name, step_s, predicted.total, factors)
+
+
+def _factors(run: Run, predicted: StepTime, step_s: float) -> Factors:
+    parts = [row["bubble_parts_s"] for row in run.steps if row.get("bubble_parts_s") and row["step"] > 1]
+    whole = step_s / predicted.total
+    if not parts:
+        return Factors(whole, whole, whole)
+
+    def ratio(name: str, seconds: float, otherwise: float) -> float:
+        measured = statistics.median(float(part.get(name, 0.0)) for part in parts)
+        return _within(measured / seconds) if measured > 0 and seconds > 0 else otherwise
+
+    own = predicted.matrices + predicted.attention + predicted.elementwise + predicted.head + predicted.accumulate
+    compute = ratio("compute", own, whole)
+    link = ratio("tensor_parallel", predicted.tensor, compute)
+    return Factors(compute, link, ratio("data_parallel", predicted.data, link))
+
+
+def _within(factor: float) -> float:
+    """Kept to a sane range: a single odd measurement must not make a part vanish, or everything."""
+    return min(FARTHEST, max(1 / FARTHEST, factor))
 
 
 def described(run: Run) -> tuple[Workload, Layout, Cluster]:

@@ -91,7 +91,7 @@ def _planned(args: argparse.Namespace) -> tuple[NamedModel, Plan, Efficiencies]:
         raise ConfigError(
             f"--seq {args.seq}: {model.name} has {model.config.max_positions} learned positions; use at most that"
         )
-    efficiencies = calibrated(args.calibrate)
+    efficiencies = calibrated(args.calibrate).on(cluster)
     work = Workload(model.config, args.seq, args.global_batch, precision)
     limits = Limits(args.tensor, args.pipeline, args.micro_batch, args.recompute)
     plan = search(work, cluster, efficiencies.constants, efficiencies.band, limits)
@@ -144,7 +144,7 @@ def _explain(args: argparse.Namespace) -> int:
             f"--explain {args.explain} also needs --cluster: the devices it runs on, for example 1x8xA100"
         )
     cluster = parse_cluster(args.cluster)
-    efficiencies = calibrated(args.calibrate)
+    efficiencies = calibrated(args.calibrate).on(cluster)
     model, plan, candidate = explained_config(args.explain, cluster, efficiencies)
     if args.plot:
         from mdsp.plan.plot import plot

@@ -23,7 +23,7 @@ from mdsp.plan.step_time import step_time
 
 NOISE = 0.04
 """Relative noise of a published time; repeats of one configuration differ by 2 to 8 %."""
-ROWS_PER_SOURCE = 20.0
+ROWS_PER_SOURCE = 25.0
 """A source of more rows counts like one of this many."""
 STEP = 1e-3
 """Relative step of the numerical derivative."""

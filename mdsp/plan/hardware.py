@@ -223,7 +223,8 @@ def run_cluster(device_name: str, peak_flops: float, devices: int, devices_per_n
     known = DEVICES.get(found.name) or DEVICES.get(found.name.split()[0]) if found is not None else None
     if known is None:
         known = Device(
-            device_name, "other", memory_bytes=1e15, hbm_bytes_per_s=peak_flops / 10, half_flops=peak_flops,
+            "cpu" if "measured" in device_name else device_name, "other", memory_bytes=1e15,
+            hbm_bytes_per_s=peak_flops / 10, half_flops=peak_flops,
             fp8_flops=peak_flops, fp32_flops=peak_flops, link_bytes_per_s=peak_flops / 50,
             network_bytes_per_s=peak_flops / 500, devices_per_node=devices,
         )  # fmt: skip

@@ -105,9 +105,11 @@ class Software:
     """Sent per parameter to sum gradients over the data-parallel ranks; 4 also where 2 are all-reduced."""
     fp8_activations: bool = False
     """fp8 linear layers keep their inputs in fp8 for the backward pass."""
+    wide_norms: bool = False
+    """RMSNorm as separate operations in fp32, which keep two more copies of their input."""
 
 
-MDSP = Software("mdsp", eager=True, deepspeed=True)
+MDSP = Software("mdsp", eager=True, deepspeed=True, gradient_bytes=6.0, wide_norms=True)
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,14 @@ from mdsp.plan.layout import Layout, Software, Workload, model_sizes
 
 ALLOCATOR_BYTES = 2e9
 """Peak of the caching allocator beyond the tensors: fragmentation, workspaces of the matrix library."""
-PROCESS_BYTES = 12e9
+PROCESS_BYTES = 11e9
 """What nvidia-smi shows beyond the allocator's peak: device context, communicators, the allocator's cache."""
 LOGIT_BYTES = 10.0
 """Per logit at the peak: 16-bit logits, fp32 copy, fp32 gradient or exponentials."""
 BUCKET_BYTES = 1e9
-"""Reduction buckets (DeepSpeed's default of 5e8 elements of 2 bytes)."""
+"""Reduction buckets of programs that fill them as they go."""
+BUCKET_ELEMENTS = 1e9
+"""DeepSpeed's ZeRO optimizer (fp16, fp32) allocates two buckets of `reduce_bucket_size` 5e8, whatever the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,12 @@ def value_bytes(work: Workload) -> float:
 
 
 def state_bytes(work: Workload, software: Software) -> tuple[float, float, float]:
-    """Bytes per parameter of weights, gradients, optimizer (master and moments) before any sharding."""
+    """Bytes per parameter of weights, gradients, optimizer (master and moments) before any sharding.
+
+    In fp32 DeepSpeed's ZeRO optimizer keeps a second copy of the rank's part of the weights as its master.
+    """
     if work.precision == "fp32":
-        return 4.0, 4.0, 8.0
+        return 4.0, 4.0, 12.0 if software.deepspeed else 8.0
     return 2.0, software.gradient_bytes, 12.0
 
 
@@ -80,7 +85,8 @@ def block_activation_bytes(work: Workload, layout: Layout, software: Software, r
     # fp8 keeps the inputs of the linear layers as it multiplied them; norms and the attention core stay in 16 bit.
     linear = 1.0 if work.precision == "fp8" and software.fp8_activations else size
     norms = 1 if config.shared_norm else 2
-    whole = (norms * linear + 2 * size + masks) * config.hidden_size / sharded
+    wide = 4.0 * norms if software.wide_norms and config.norm == "rmsnorm" else 0.0
+    whole = (norms * linear + 2 * size + masks + wide) * config.hidden_size / sharded
     query, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     split_kv = kv / tp if config.n_kv_heads % tp == 0 else kv
     # queries, keys, values, and the core's output, which is the input of the output projection
@@ -97,6 +103,17 @@ def block_activation_bytes(work: Workload, layout: Layout, software: Software, r
     if recompute in ("half", "matmul"):
         return kept / 2 + size * rows * config.hidden_size / sharded / 2
     return kept
+
+
+def working_bytes(work: Workload, layout: Layout) -> float:
+    """Bytes that the backward pass of one block needs for gradients of activations, and the pipeline for its messages.
+
+    The gradients on both sides of the MLP's activation, and of the residual; what is received and what is sent.
+    """
+    config = work.model
+    rows = layout.micro_batch * work.seq_length / layout.context
+    between = (2 if config.gated_mlp else 1) * config.ffn_size / layout.tensor
+    return value_bytes(work) * rows * (between + 5 * config.hidden_size)
 
 
 def in_flight(layout: Layout, stage: int, micro_batches: int) -> float:
@@ -132,7 +149,7 @@ def rank_memory(
 
     block = block_activation_bytes(work, layout, software)
     flying = in_flight(layout, stage, micro_batches)
-    activations = flying * stages[stage] * block
+    activations = flying * stages[stage] * block + working_bytes(work, layout)
     if layout.recompute == "full":
         activations += block_activation_bytes(work, layout, software, "none")
     if stage == 0:
@@ -146,6 +163,8 @@ def rank_memory(
     if layout.zero == 3:
         # Two blocks at a time; a pipeline keeps what it gathered, and unreduced gradients, for all its micro-batches.
         buffers = held * (size + gradient) if layout.pipeline > 1 else 2 * sizes.block * size
+    elif software.deepspeed and work.precision in ("fp16", "fp32") and layout.zero:
+        buffers = BUCKET_ELEMENTS * size
     elif shards > 1:
         buffers = min(BUCKET_BYTES, held * size)
     return RankMemory(

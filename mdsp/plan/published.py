@@ -142,7 +142,7 @@ def published_run(row: dict[str, Any]) -> Run:
     open_virtual = not virtual and not plain and not software.deepspeed
     virtual = 1 if pp == 1 else virtual or 1
     micro_batch = read_count(given, "mbs")
-    recompute = recompute_of(row, software)
+    recompute = recompute_of(row)
     sequence_parallel = given.get("sequence_parallel")
     if sequence_parallel is None:
         sequence_parallel = software.overlap_tensor

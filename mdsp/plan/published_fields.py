@@ -92,7 +92,8 @@ def model_of(row: dict[str, Any], assumed: list[str]) -> ModelConfig:
     try:
         return ModelConfig(
             n_layers=layers, hidden_size=hidden, n_heads=heads, n_kv_heads=kv_heads, ffn_size=ffn, vocab_size=vocab,
-            head_dim=read_count(model, "head_dim") or 0, max_positions=read_count(model, "seq") or 1024, gated_mlp=gated,
+            head_dim=read_count(model, "head_dim") or 0, max_positions=read_count(model, "seq") or 1024,
+            gated_mlp=gated,
             activation="silu" if gated else "relu" if "relu" in ffn_type else "gelu_tanh",
             norm="rmsnorm" if gated else "layernorm", position="rotary" if llama else "learned", qkv_bias=not llama,
             attention_output_bias=not llama, mlp_bias=not llama, tied_head=not llama,
@@ -209,17 +210,19 @@ def schedule_of(row: dict[str, Any]) -> Schedule:
     return "gpipe" if "gpipe" in text or "afab" in text else "1f1b"
 
 
-def recompute_of(row: dict[str, Any], software: Software) -> Recompute | None:
-    text = joined(row["layout"].get("recompute"))
-    if "selective" in text:
-        return "matmul" if "(op)" in text else "half" if "(layer)" in text else "selective"
-    if "full" in text or text in ("yes", "true"):
+def recompute_of(row: dict[str, Any]) -> Recompute | None:
+    """What is recomputed: as the row says, or as its FLOP convention implies; None where neither does."""
+    said = joined(row["layout"].get("recompute"))
+    torchtitan = "torchtitan" in joined(row["source"].get("paper"))
+    if "(layer)" in said:
+        return "half"
+    if "selective" in said:
+        return "matmul" if torchtitan or "(op)" in said else "selective"
+    if "full" in said or said in ("yes", "true"):
         return "full"
-    if "none" in text or text in ("no", "false"):
+    if "none" in said or said in ("no", "false"):
         return "none"
     convention = joined(row.get("flops_convention"))
     if "narayanan_96" in convention or "full-recompute" in convention:
         return "full"
-    if "torchtitan" in joined(row["source"].get("paper")):
-        return "matmul"  # its default
-    return "none" if not software.flash else None
+    return "matmul" if torchtitan else None  # its default

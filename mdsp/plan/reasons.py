@@ -164,7 +164,7 @@ def state_sentences(parameters: float, work: Workload, plan: Plan) -> list[str]:
     for what, each in ((f"weights in {name}", weight), (f"training state, {state:g} B each", state)):
         count = -(-parameters * each // device)
         lines.append(
-            f"{what}: {parameters * each / 1e9:,.0f} GB, at least {count:,.0f} device{'s' * (count != 1)} "
+            f"{what}: {gigabytes(parameters * each)} GB, at least {count:,.0f} device{'s' * (count != 1)} "
             f"of {gigabytes(device)} GB"
         )
     return lines
