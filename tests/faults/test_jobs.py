@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deepspeed.runtime.pipe.schedule import ForwardPass
 
+from mdsp.engine.engine import MdspEngine
 from tests.faults.job import Job, final_hashes, left_behind, write_config
 
 STEPS, INTERVAL = 16, 4
@@ -123,16 +125,15 @@ def test_a_failing_disk_in_the_middle_of_a_run(tmp_path: Path, undisturbed: Hash
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_request_to_stop_saves_and_ends_well(number: signal.Signals, tmp_path: Path, undisturbed: Hashes) -> None:
+def test_a_request_to_stop_saves_and_ends_well(tmp_path: Path, undisturbed: Hashes) -> None:
     """Also when it reaches one rank only, as DeepSpeed's launcher sends it."""
     config = write_config(tmp_path, STEPS, interval=100)
     with Job(config) as job:
         job.wait_for_step(3)
-        job.rank_process(2).parent().send_signal(number)  # the supervisor passes it on
+        job.rank_process(2).parent().send_signal(signal.SIGUSR1)  # the supervisor passes it on
         assert job.wait() == 0, job.output()
     said = " ".join(job.output().split())
-    assert f"{number.name} received: training stops after step" in said
+    assert "SIGUSR1 received: training stops after step" in said
     (checkpoint,) = (tmp_path / "checkpoints").glob("global_step*")
     assert checkpoint.name.removeprefix("global_step") in said
     assert_finishes(config, undisturbed, says="continuing from")
@@ -154,6 +155,34 @@ def test_a_stopped_rank_is_found_and_the_job_ended(tmp_path: Path, undisturbed: 
     assert "Likely culprit: rank 3" in output
     assert output.count("waits for") == 1
     assert_finishes(config, undisturbed)
+
+
+def _hangs(rank: int) -> None:
+    """Rank 1 never comes back from a forward pass of step 6."""
+    if rank != 1:
+        return
+    forward = MdspEngine._INSTRUCTION_MAP[ForwardPass]
+
+    def hang(engine: MdspEngine, buffer_id: int) -> None:
+        if engine.global_steps == 5:
+            time.sleep(600)
+        forward(engine, buffer_id=buffer_id)
+
+    MdspEngine._INSTRUCTION_MAP = {**MdspEngine._INSTRUCTION_MAP, ForwardPass: hang}
+
+
+def test_a_hung_rank_is_found_with_its_stack(tmp_path: Path) -> None:
+    config = write_config(tmp_path, STEPS, INTERVAL, train={"watchdog": {"factor": 2.0, "minimum": 2.0}})
+    with Job(config, sabotage=_hangs) as job:
+        assert job.wait(60) == 1
+    output = job.output()
+    assert len(errors_in(output)) == 1 and "step 6 exceeded its budget" in output
+    culprits = [line for line in output.splitlines() if "Likely culprit" in line]
+    assert len(culprits) == 1 and "rank 1 (process" in culprits[0] and "s in forward" in culprits[0]
+    assert "time.sleep(600)" in output
+    rows = {int(line.split()[0]): line for line in output.splitlines() if line[:6].strip().isdigit()}
+    assert rows[1].endswith("nobody") and rows[3].endswith("rank 1")  # stage 1's peer waits for its activation
+    assert all(f"rank_{rank:04d}.json" in os.listdir(tmp_path / "run" / "watchdog") for rank in range(4))
 
 
 def test_a_slow_rank_changes_nothing(tmp_path: Path, undisturbed: Hashes) -> None:
