@@ -149,7 +149,6 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
             break
 
     checkpoints.close()
-    watchdog.close()
     view.end()
     note(predicted.after())
     advice = telemetry.advice()
@@ -157,6 +156,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         view.note(f"advice: {advice}")
     telemetry.close()
     leave_job()
+    watchdog.close()
 
 
 def open_chart(run: RunConfig, place: Place, found: Found | None) -> RunConfig:

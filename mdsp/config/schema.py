@@ -78,7 +78,7 @@ class WatchdogConfig(Frozen):
     minimum: float = Field(default=60.0, gt=0)
     """But at least this many seconds."""
     first_step: float = Field(default=600.0, gt=0)
-    """Seconds for the first step, of which nothing is known yet."""
+    """Seconds for the first step, of which nothing is known, and for what lies between steps: saving, evaluation."""
 
 
 class TrainConfig(Frozen):

@@ -79,7 +79,7 @@ def hang_table(
     found: dict[int, RankReport],
     missing: dict[int, str],
     topology: Topology,
-    step: int,
+    what: str,
     budget_s: float,
     log: Callable[[int], Path],
 ) -> str:
@@ -89,14 +89,14 @@ def hang_table(
         found: the reports.
         missing: what is known of ranks without one.
         topology: who waits for whom.
-        step: the step that does not end.
+        what: what does not end.
         budget_s: what it was allowed.
         log: the log file of a rank.
     """
-    what = f"{'instruction':<16} {'micro-batch':>11} {'seconds':>8}  waits for"
+    columns = f"{'instruction':<16} {'micro-batch':>11} {'seconds':>8}  waits for"
     lines = [
-        f"step {step} exceeded its budget of {budget_s:.0f} s (mdsp.train.watchdog); the job ends",
-        f"  {'rank':>4} {'stage':>5} {'data':>4} {'tensor':>6}  {what}",
+        f"{what} exceeded its budget of {budget_s:.0f} s (mdsp.train.watchdog); the job ends",
+        f"  {'rank':>4} {'stage':>5} {'data':>4} {'tensor':>6}  {columns}",
     ]
     for rank in range(topology.world_size):
         at = topology.coordinates(rank)

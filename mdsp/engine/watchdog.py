@@ -69,7 +69,7 @@ def watch(engine: MdspEngine, run: RunConfig, rank: int, say: Callable[[str, boo
 
 
 class Watchdog:
-    """Watches the steps of one rank: `begin_step` before each, `end_step` after it."""
+    """Watches one rank: `begin_step` before each step, `end_step` after it, `close` when nothing more is to come."""
 
     def __init__(
         self,
@@ -99,7 +99,8 @@ class Watchdog:
         self._log = log
         self._say = say
         self._durations: deque[float] = deque(maxlen=101)
-        self._started: float | None = None
+        self._started = time.monotonic()
+        self._in_step = False
         self._step = 0
         self._main = threading.main_thread().ident
         self._closing = threading.Event()
@@ -113,21 +114,21 @@ class Watchdog:
 
     @property
     def budget_s(self) -> float:
-        """Seconds that the current step may take."""
-        if not self._durations:
+        """Seconds that the current step, or what lies between two, may take."""
+        if not self._in_step or not self._durations:
             return max(self._config.first_step, self._config.minimum)
         return max(self._config.minimum, self._config.factor * statistics.median(self._durations))
 
     def begin_step(self, step: int) -> None:
         """A step begins; `step` counts from 1."""
         self._step = step
-        self._started = time.monotonic()
+        self._started, self._in_step = time.monotonic(), True
 
     def end_step(self) -> None:
-        """It is over; what follows until the next one is not watched."""
-        if self._started is not None:
-            self._durations.append(time.monotonic() - self._started)
-        self._started = None
+        """It is over."""
+        now = time.monotonic()
+        self._durations.append(now - self._started)
+        self._started, self._in_step = now, False
 
     def close(self) -> None:
         """Watch no more."""
@@ -150,10 +151,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
-            started = self._started
-            late = started is not None and time.monotonic() - started > self.budget_s
-            if late or self._alarm.exists():
-                self._raise_alarm(0.0 if started is None else time.monotonic() - started)
+            # Two fields that another thread sets: read in the other order, a long pause would count as a step.
+            budget, elapsed = self.budget_s, time.monotonic() - self._started
+            if elapsed > budget or self._alarm.exists():
+                self._raise_alarm(elapsed)
 
     def _raise_alarm(self, elapsed_s: float) -> NoReturn:
         """Report, let the lowest rank that reports explain, and end."""
@@ -167,7 +168,8 @@ class Watchdog:
                 time.sleep(0.1)
             found = self._reports()
             if self._rank == min(found):
-                message = hang_table(found, self._missing(found), self._topology, self._step, self.budget_s, self._log)
+                what = f"step {self._step}" if self._in_step else f"what follows step {self._step}"
+                message = hang_table(found, self._missing(found), self._topology, what, self.budget_s, self._log)
                 print(message, flush=True)
                 self._say(message, True)
                 time.sleep(POLL_S)  # it must be out before the deaths that follow are noticed

@@ -43,7 +43,7 @@ def test_a_rank_without_a_report_is_blamed() -> None:
     found = {rank: report(rank, "optimizer") for rank in range(7)}
     assert culprits(found, {7: "process 107 is stopped (SIGSTOP)"}, TOPOLOGY) == [7]
     table = hang_table(
-        found, {7: "process 107 is stopped (SIGSTOP)"}, TOPOLOGY, 7, 60.0, lambda rank: Path(f"log{rank}")
+        found, {7: "process 107 is stopped (SIGSTOP)"}, TOPOLOGY, "step 7", 60.0, lambda rank: Path(f"log{rank}")
     )
     assert "rank 7, which does not answer: process 107 is stopped (SIGSTOP); its log is log7" in table
     assert sum(line.split()[:1] == [str(rank)] for line in table.splitlines() for rank in range(8)) == 8
@@ -54,7 +54,7 @@ def test_the_one_that_computes_is_blamed() -> None:
     found[5] = report(5, "backward", communicating=False)
     assert culprits(found, {}, TOPOLOGY) == [5]
     assert "Likely culprit: rank 5 (process 105 on host)" in hang_table(
-        found, {}, TOPOLOGY, 7, 60.0, lambda rank: Path("log")
+        found, {}, TOPOLOGY, "step 7", 60.0, lambda rank: Path("log")
     )
 
 
