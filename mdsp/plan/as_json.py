@@ -68,8 +68,8 @@ def plan_json(model: NamedModel, plan: Plan, top: int, tokens: float | None) -> 
     return json.dumps(
         _head(model, plan)
         | {
-            "layouts": [candidate_dict(plan, c, tokens) for c in plan.fitting[:top]],
-            "fitting": len(plan.fitting),
+            "layouts": [candidate_dict(plan, c, tokens) for c in plan.distinct[:top]],
+            "fitting": len(plan.distinct),
             "not_fitting": len(plan.failing),
             "not_chosen": [asdict(reason) for reason in expected_layouts(plan)],
             "stages": _stages(plan, best),

@@ -14,7 +14,7 @@ from mdsp.metrics.run import Run, read_run
 from mdsp.model.config import ModelConfig
 from mdsp.plan.constants import Constants, default_constants
 from mdsp.plan.hardware import Cluster, run_cluster
-from mdsp.plan.layout import MDSP, Layout, Workload
+from mdsp.plan.layout import Layout, Workload, mdsp_software
 from mdsp.plan.step_time import StepTime, step_time
 
 LEFT_OVER = 0.05
@@ -111,12 +111,16 @@ def measured_run(run: Run, constants: Constants) -> Measured:
         )
     step_s = statistics.median(steps)
     work, layout, cluster = described(run)
-    predicted = step_time(work, layout, cluster, MDSP, constants)
+    predicted = step_time(work, layout, cluster, mdsp_software(work.precision), constants)
     factors = _factors(run, predicted, step_s)
     for _ in range(3):
-        left = step_s / step_time(work, layout, cluster, MDSP, scaled(constants, factors)).total
+        left = step_s / _seconds(work, layout, cluster, scaled(constants, factors))
         factors = Factors(*(_within(getattr(factors, name) * left) for name in Factors.__slots__))
     return Measured(run.name, cluster.device.name, step_s, predicted.total, factors)
+
+
+def _seconds(work: Workload, layout: Layout, cluster: Cluster, constants: Constants) -> float:
+    return step_time(work, layout, cluster, mdsp_software(work.precision), constants).total
 
 
 def _factors(run: Run, predicted: StepTime, step_s: float) -> Factors:

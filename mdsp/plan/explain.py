@@ -11,7 +11,7 @@ from mdsp.config.run_config import RunConfig
 from mdsp.errors import ConfigError
 from mdsp.plan.calibrate import Efficiencies
 from mdsp.plan.hardware import Cluster
-from mdsp.plan.layout import MDSP, Layout, Precision, Software, Workload
+from mdsp.plan.layout import Layout, Precision, Software, Workload, mdsp_software
 from mdsp.plan.models import NamedModel
 from mdsp.plan.search import Candidate, Plan, evaluate, search
 
@@ -32,10 +32,8 @@ def layout_of(run: RunConfig) -> Layout:
 
 
 def software_of(run: RunConfig) -> Software:
-    """The program that runs it: mdsp, whose fp16 optimizer keeps gradients in fp16."""
-    from dataclasses import replace
-
-    return replace(MDSP, gradient_bytes=2.0) if run.precision == "fp16" else MDSP
+    """The program that runs it."""
+    return mdsp_software(cast(Precision, run.precision))
 
 
 def explained_config(path: str, cluster: Cluster, efficiencies: Efficiencies) -> tuple[NamedModel, Plan, Candidate]:

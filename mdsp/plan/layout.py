@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Literal
@@ -110,6 +111,12 @@ class Software:
 
 
 MDSP = Software("mdsp", eager=True, deepspeed=True, gradient_bytes=6.0, wide_norms=True)
+"""Its bf16 optimizer keeps gradients in both formats."""
+
+
+def mdsp_software(precision: Precision) -> Software:
+    """What mdsp does in a precision: the fp16 optimizer accumulates where it computes."""
+    return dataclasses.replace(MDSP, gradient_bytes=2.0) if precision == "fp16" else MDSP
 
 
 @dataclass(frozen=True)

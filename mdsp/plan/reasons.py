@@ -78,7 +78,7 @@ def slower_because(best: StepTime, other: StepTime) -> str:
     """The term that grows most from one layout to another: `pipeline bubble +1.2 s`."""
     growth = {name: getattr(other, name) - getattr(best, name) for name in TERMS}
     term = max(growth, key=lambda name: growth[name])
-    return f"{TERMS[term]} {growth[term]:+.2g} s"
+    return f"{TERMS[term]} {growth[term]:+.3g} s"
 
 
 def expected_layouts(plan: Plan) -> list[Reason]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -89,7 +90,7 @@ def ranking(console: Console, plan: Plan, top: int, tokens: float | None) -> Non
     if tokens:
         columns += ["days"] + (["device-h"] if wide else [])
     table = _table(*columns)
-    for rank, candidate in enumerate(plan.fitting[:top], 1):
+    for rank, candidate in enumerate(plan.distinct[:top], 1):
         layout = candidate.layout
         row = [
             str(rank), str(layout.tensor), str(layout.pipeline), str(layout.data), str(layout.micro_batch),
@@ -104,10 +105,10 @@ def ranking(console: Console, plan: Plan, top: int, tokens: float | None) -> Non
                 row.append(f"{plan.device_hours(candidate, tokens):,.0f}")
         table.add_row(*row)
     console.print(table)
-    shown = min(top, len(plan.fitting))
+    shown = min(top, len(plan.distinct))
     console.print(
         Text(
-            f"{shown} of {len(plan.fitting)} layouts that fit; {len(plan.failing)} do not. GB: the fullest rank. "
+            f"{shown} of {len(plan.distinct)} layouts that fit; {len(plan.failing)} do not. GB: the fullest rank. "
             f"bubble: (P-1)/(M+P-1). TF/s: model FLOPs per device, causal attention halved. +-: 80 % of published "
             f"runs of sources not seen by the fit are within it; measure the best three.",
             style="dim",
@@ -190,7 +191,7 @@ def reasons(console: Console, plan: Plan) -> None:
 
 
 def _reason(console: Console, reason: Reason) -> None:
-    console.print(Text.assemble("  ", (reason.what, ""), ": ", (reason.why, "")))
+    console.print(Padding(Text(f"{reason.what}: {reason.why}"), (0, 0, 0, 2)))
 
 
 def explained(console: Console, plan: Plan, candidate: Candidate) -> None:

@@ -14,7 +14,7 @@ from mdsp.metrics.theory import theoretical_bubble
 from mdsp.model.config import ModelConfig
 from mdsp.plan.constants import Constants
 from mdsp.plan.hardware import Cluster
-from mdsp.plan.layout import MDSP, Layout, Recompute, Software, Workload, model_sizes
+from mdsp.plan.layout import Layout, Recompute, Software, Workload, mdsp_software, model_sizes
 from mdsp.plan.memory import RankMemory, in_flight, peak_memory, rank_memory
 from mdsp.plan.step_time import StepTime, head_seconds, layer_time, step_time
 
@@ -71,6 +71,14 @@ class Plan:
     def flops_per_step(self) -> float:
         """Model FLOPs of a step, causal attention halved (see `mdsp.metrics.flops`)."""
         return self.workload.global_batch * model_flops(self.workload.model, self.workload.seq_length)
+
+    @functools.cached_property
+    def distinct(self) -> tuple[Candidate, ...]:
+        """`fitting`, of layouts that differ in the division of blocks only the fastest."""
+        seen: dict[Layout, Candidate] = {}
+        for candidate in self.fitting:
+            seen.setdefault(replace(candidate.layout, blocks_per_stage=()), candidate)
+        return tuple(seen.values())
 
     @property
     def tokens_per_step(self) -> int:
@@ -139,13 +147,14 @@ def search(
     constants: Constants,
     band: float = 0.0,
     limits: Limits = Limits(),
-    software: Software = MDSP,
+    software: Software | None = None,
 ) -> Plan:
     """Evaluate all legal layouts.
 
     Raises ConfigError when no factorisation is legal at all. A layout that does not fit is kept in `failing` with its
     predicted time, because people ask why it was not chosen.
     """
+    software = software or mdsp_software(work.precision)
     fitting: list[Candidate] = []
     failing: list[Candidate] = []
     found = False
