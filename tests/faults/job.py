@@ -83,6 +83,8 @@ class Job:
     ranks: list[int] = field(default_factory=list)
 
     def __enter__(self) -> Job:
+        # Rows of earlier starts say nothing about this one.
+        self.earlier_rows = len(list(read_lines(self.metrics)))
         self.console = self.config.with_name(f"console-{time.monotonic_ns()}")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -193,12 +195,17 @@ class Job:
             time.sleep(0.01)
         raise AssertionError("the rank never started")
 
+    @property
+    def metrics(self) -> Path:
+        """The records of the run, over all its starts."""
+        return Path(json.loads(self.config.read_text())["mdsp"]["monitor"]["dir"]) / "metrics.jsonl"
+
     def wait_for_step(self, step: int, seconds: float = 60) -> None:
-        """Until that many steps have been recorded since the job began."""
-        metrics = Path(json.loads(self.config.read_text())["mdsp"]["monitor"]["dir"]) / "metrics.jsonl"
+        """Until this start of the job has recorded that step or a later one."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if any(row.get("step") == step for row in read_lines(metrics)):
+            rows = list(read_lines(self.metrics))[self.earlier_rows :]
+            if any(row.get("step", 0) >= step for row in rows):
                 return
             if not psutil.pid_exists(self.pid):
                 break
