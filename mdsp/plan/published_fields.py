@@ -131,7 +131,7 @@ def cluster_of(row: dict[str, Any], assumed: list[str]) -> Cluster:
         device = replace(device, memory_bytes=memory * GIGA)
     per_node = read_count(hardware, "gpus_per_node") or device.devices_per_node
     device = _network(device, joined(hardware.get("interconnect")), per_node)
-    per_node = min(per_node, count)
+    per_node = next(size for size in range(min(per_node, count), 0, -1) if count % size == 0)
     return Cluster(device, max(1, count // per_node), per_node)
 
 

@@ -57,6 +57,8 @@ def gigabytes(count: float) -> str:
 def describe(layout: Layout) -> str:
     """A layout with everything that distinguishes it."""
     parts = [str(layout), f"micro-batch {layout.micro_batch}"]
+    if layout.zero == 0:
+        parts.append("ZeRO-0")
     if layout.sequence_parallel:
         parts.append("SP")
     parts.append("no recompute" if layout.recompute == "none" else f"{layout.recompute} recompute")

@@ -74,10 +74,10 @@ class Plan:
 
     @functools.cached_property
     def distinct(self) -> tuple[Candidate, ...]:
-        """`fitting`, of layouts that differ in the division of blocks only the fastest."""
+        """`fitting`, of layouts that differ in the division of blocks or the ZeRO stage only the fastest."""
         seen: dict[Layout, Candidate] = {}
         for candidate in self.fitting:
-            seen.setdefault(replace(candidate.layout, blocks_per_stage=()), candidate)
+            seen.setdefault(replace(candidate.layout, blocks_per_stage=(), zero=1), candidate)
         return tuple(seen.values())
 
     @property
@@ -133,6 +133,11 @@ def degrees(work: Workload, cluster: Cluster, limits: Limits) -> Iterator[tuple[
             data = devices // (tensor * pipeline)
             if work.global_batch % data == 0:
                 yield tensor, pipeline, data
+
+
+def zero_stages(work: Workload, pipeline: int) -> tuple[int, ...]:
+    """ZeRO stages that mdsp runs: 1, and 0 without a pipeline and without bf16 (`mdsp.config.deepspeed_rules`)."""
+    return (1, 0) if pipeline == 1 and work.precision in ("fp16", "fp32") else (1,)
 
 
 def micro_batch_sizes(share: int, limits: Limits) -> list[int]:
@@ -192,10 +197,9 @@ def _layouts(
         for sequence_parallel in parallel:
             for recompute in modes:
                 layout = Layout(tensor, pipeline, data, micro_batch, recompute, sequence_parallel)
-                if work.precision in ("fp32", "fp16") and pipeline == 1 and data == 1:
-                    layout = replace(layout, zero=0)
                 for stages in _stage_choices(work, layout, cluster, software, constants):
-                    yield replace(layout, blocks_per_stage=stages)
+                    for zero in zero_stages(work, pipeline):
+                        yield replace(layout, blocks_per_stage=stages, zero=zero)
 
 
 def _stage_choices(
