@@ -42,6 +42,6 @@ class StepPrediction:
         measured = statistics.median(steps)
         off = 100 * (self.step.total / measured - 1)
         return (
-            f"step time: measured {measured:.3g} s (median of {len(steps)}), predicted {self.step.total:.3g} s "
+            f"measured step {measured:.3g} s (median of {len(steps)}), predicted {self.step.total:.3g} s "
             f"({off:+.0f} %); mdsp plan --calibrate takes the measured one into account"
         )

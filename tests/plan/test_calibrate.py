@@ -118,6 +118,6 @@ def test_a_training_run_prints_both() -> None:
     assert f"{_predicted().total:.3g} s" in prediction.before()
     for seconds in (9.0, 9.0, 2.0, 2.0, 2.0):
         prediction.add(seconds)
-    assert "measured 2 s (median of 3)" in prediction.after()
+    assert "measured step 2 s (median of 3)" in prediction.after()
     unknown = StepPrediction(RUN, "measured GEMM peak", 1e11, 8)
     assert "not in the table" in unknown.before()
