@@ -7,6 +7,7 @@ inside the container are then those of the holes: `torch.load` does not read the
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ def create_torch_file(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], t
     """Write a state dictionary of these shapes and types without its data; returns each tensor's byte offset."""
     # Memory of torch.empty that nobody touches is never provided by the system.
     empty = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in tensors.items()}
-    with skip_data():
-        torch.save(empty, path)
+    try:
+        with skip_data():
+            torch.save(empty, path)
+    except RuntimeError as error:  # torch's own writer does not say why; a disk without room is what it can be
+        raise OSError(errno.ENOSPC, f"cannot be written ({str(error).splitlines()[0]})", str(path)) from None
     reader: Any = torch._C.PyTorchFileReader(str(path))  # its stub lacks the method
     return {key: reader.get_record_offset(f"data/{index}") for index, key in enumerate(tensors)}
