@@ -53,7 +53,7 @@ class Run:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file of lines. Lines that are torn or damaged are skipped; a missing file has none."""
-    if not path.exists():
+    if not path.is_file():  # a device or a pipe would never end
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
