@@ -130,7 +130,7 @@ class Family:
         back = self.config_from_hf(values)
         for name in ModelConfig.model_fields:
             ignored = name in _NOT_EXPORTED or (name == "max_positions" and config.position in ("alibi", "none"))
-            if not ignored and not _same(getattr(config, name), getattr(back, name)):
+            if not ignored and not _same(_effective(config, name), _effective(back, name)):
                 raise ConfigError(
                     f"a model with {name} = {getattr(config, name)!r} cannot be written as {self.name}, which would "
                     f"read it as {getattr(back, name)!r}; choose another family"
@@ -173,6 +173,12 @@ def _tensors(family: Family, config: ModelConfig) -> tuple[TensorMap, ...]:
             f"has no tensor for it; choose another family"
         )
     return tuple(maps)
+
+
+def _effective(config: ModelConfig, name: str) -> Any:
+    """The value of an option, where "not given" means what the model then computes."""
+    value = getattr(config, name)
+    return config.head_dim**-0.5 if name == "attention_scale" and value is None else value
 
 
 def _same(a: Any, b: Any) -> bool:
