@@ -246,6 +246,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left behind
     failed, kinds = 0, Counter[str]()
     with tempfile.TemporaryDirectory(prefix="mdsp-campaign-") as name:
         root = Path(name)
