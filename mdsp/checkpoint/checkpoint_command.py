@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +97,8 @@ def _list(directory: Path) -> int:
 
 
 def _verify(directory: Path) -> int:
-    from mdsp.checkpoint.engine_io import read_file
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed announces the accelerator that it has not found
+        from mdsp.checkpoint.engine_io import read_file
 
     paths = [directory] if (directory / MANIFEST).exists() else checkpoints_in(directory)
     if not paths:
