@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -22,6 +22,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
+from mdsp.checkpoint.hashed_save import hashed_save
 from mdsp.checkpoint.manifest import StoredFile
 from mdsp.checkpoint.pieces import raw_bytes
 from mdsp.errors import CheckpointError
@@ -40,63 +41,24 @@ class WrittenFile:
     """Of a layer's file: key -> (shape, type of the elements, hash of their bytes)."""
 
 
-class HashingFile:
-    """A file opened for writing that hashes what goes through it. Sequential: what torch.save needs, and no more."""
-
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("wb")
-        self._hash = xxhash.xxh3_128()
-        self.size = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        written = self._file.write(data)
-        self._hash.update(data)
-        self.size += written
-        return written
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def finish(self) -> str:
-        """Flush to the disk, close, and return the hash."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return self._hash.hexdigest()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def tensor_hash(tensor: Tensor) -> str:
     """xxh3_128 of a CPU tensor's raw bytes in row-major order."""
     return xxhash.xxh3_128(raw_bytes(tensor.detach().contiguous().flatten())).hexdigest()
 
 
 def write_file(state: Any, path: Path, name: str) -> WrittenFile:
-    """torch.save to `path`, hashed on the way and flushed to the disk. OSError when it cannot be written."""
-    file = HashingFile(path)
-    checksums = torch.serialization.get_crc32_options()
-    try:
-        # torch.load does not look at the container's own checksums, which cost as much as all else; the manifest has
-        # better ones.
-        torch.serialization.set_crc32_options(False)
-        torch.save(state, cast(BinaryIO, file))
-        digest = file.finish()
-    except RuntimeError as error:
-        # torch's zip writer turns a failed write into "unexpected pos"; the system's own reason is its cause.
-        cause = error.__context__
-        raise cause if isinstance(cause, OSError) else OSError(f"{path.name}: {error}") from error
-    finally:
-        torch.serialization.set_crc32_options(checksums)
-        file.close()
+    """Save to `path`, hashed on the way and flushed to the disk. OSError when it cannot be written.
+
+    `state` is as `to_host` makes it.
+    """
+    size, digest = hashed_save(state, path)
     tensors = {}
     if name.startswith("layer_"):
         tensors = {
             key: (tuple(value.shape), str(value.dtype).removeprefix("torch."), tensor_hash(value))
             for key, value in state.items()
         }
-    return WrittenFile(StoredFile(file=name, size=file.size, hash=digest), tensors)
+    return WrittenFile(StoredFile(file=name, size=size, hash=digest), tensors)
 
 
 @contextmanager
