@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
+import torch
+
 MAX_THREADS = 8
 """More threads than this only make a disk seek."""
 
@@ -33,12 +35,18 @@ def run_jobs(layers: Sequence[int], job: Callable[[int], None], threads: int) ->
             stop.set()
             raise
 
-    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        futures = [pool.submit(guarded, layer) for layer in layers]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        except BaseException:  # an interrupt: let the running jobs end, begin no other
-            stop.set()
-            raise
-        for future in done:
-            future.result()
+    # The jobs are the parallelism: torch's own threads inside each would only wait for each other.
+    inner = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
+            futures = [pool.submit(guarded, layer) for layer in layers]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            except BaseException:  # an interrupt: let the running jobs end, begin no other
+                stop.set()
+                raise
+            for future in done:
+                future.result()
+    finally:
+        torch.set_num_threads(inner)
