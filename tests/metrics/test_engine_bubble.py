@@ -7,7 +7,7 @@ import pytest
 from mdsp.metrics.advice import advise
 from mdsp.metrics.bubble import StepBubble, analyse_step
 from tests.harness import run_ranks
-from tests.metrics.sleeping_pipeline import Setting, measure
+from tests.metrics.sleeping_pipeline import Setting, length, measure
 
 PASSES = (0.04, 0.08)
 """Seconds of a forward and a backward pass: long beside the milliseconds that the engine needs for each of them."""
@@ -16,15 +16,23 @@ DELAY = 0.06
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_the_bubble_is_that_of_the_theory(stages: int) -> None:
-    """For M in {P, 2P, 8P} micro-batches within 2 percentage points, for the job and for every stage."""
+    """For M in {P, 2P, 8P} micro-batches within 2 percentage points, for the job and for every stage.
+
+    Eight ranks on two cores wake up late by some milliseconds now and then, and in a pipeline every such delay is
+    everybody's: the step is longer than the passes ask for, and its bubble really is larger. By how much is known from
+    the simulated length of the step, and only by that may the bubble exceed the theory further.
+    """
     settings = [Setting(count, *PASSES) for count in (stages, 2 * stages, 8 * stages)]
     for setting, timeline in zip(settings, run_ranks(measure, stages, settings)[0], strict=True):
         bubble = analyse_step(timeline)
         theory = (stages - 1) / (setting.micro_batches + stages - 1)
+        late = length(timeline) / setting.length(stages) - 1
+        assert -0.005 < late < 0.15, "the machine was too busy to measure anything"
+        within = 0.02 + max(late, 0.0) * (1 - theory)
         assert bubble.micro_batches == setting.micro_batches
-        assert bubble.bubble == pytest.approx(theory, abs=0.02)
-        assert [stage.bubble for stage in bubble.stages] == pytest.approx([theory] * stages, abs=0.02)
-        assert bubble.parts.warmup_drain / bubble.window_s == pytest.approx(theory, abs=0.02)
+        assert bubble.bubble == pytest.approx(theory, abs=within)
+        assert [stage.bubble for stage in bubble.stages] == pytest.approx([theory] * stages, abs=within)
+        assert bubble.parts.warmup_drain / bubble.window_s == pytest.approx(theory, abs=within)
         check_sum(bubble)
 
 
