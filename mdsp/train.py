@@ -127,7 +127,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         loss = float(engine.train_batch(data))
         watchdog.end_step()
         counters, verdict = guard.after_step(advance(run, counters, cursor), loss, engine.was_step_applied())
-        record = telemetry.finish_step(counters, loss, lr)
+        record = telemetry.finish_step(counters, loss, lr, checkpoints.stall_s)
         predicted.add(record.step_s)
         if verdict.reason:
             note(f"warning: step {counters.step} is left out: {verdict.reason}")

@@ -81,6 +81,7 @@ def sections() -> tuple[Section, ...]:
                 panel("train/skipped_steps"),
                 panel("train/loss_scale"),
                 panel("speed/data_wait_s"),
+                panel("speed/checkpoint_stall_s"),
                 panel("train/tokens"),
             ),
             is_open=False,

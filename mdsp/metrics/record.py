@@ -75,6 +75,8 @@ class StepRecord:
     """Peak memory of a device, per stage."""
     data_s: float | None = None
     """Seconds spent waiting for data."""
+    checkpoint_s: float | None = None
+    """Seconds for which saving a checkpoint held up training since the step before; not part of `step_s`."""
     eval_loss: float | None = None
     """Mean loss over held-out tokens, when this step was followed by an evaluation."""
     extra: dict[str, float] = field(default_factory=dict)

@@ -51,6 +51,7 @@ SERIES: tuple[Series, ...] = (
     Series("speed/samples_per_s", "Samples per second", "samples/s", "samples_per_s"),
     Series("speed/step_s", "Step time", "s", "step_s"),
     Series("speed/data_wait_s", "Waiting for data", "s", "data_s"),
+    Series("speed/checkpoint_stall_s", "Held up by saving a checkpoint", "s", "checkpoint_s"),
     Series("speed/model_tflops_causal_half", "Model TFLOP/s per device", "TFLOP/s", "model_tflops_per_device"),
     Series(
         "speed/hardware_tflops_causal_half",

@@ -64,6 +64,7 @@ class Telemetry:
         self._hardware_flops = batch * hardware_flops(run.model, seq, run.mdsp.train.recompute)
         self._start = self._data_s = 0.0
         self._step = 0
+        self._stall_s = 0.0
 
     def _peak(self) -> tuple[float, str]:
         """Peak matrix rate of this device in FLOP/s. Every rank measures at once where cores are shared. Collective."""
@@ -88,10 +89,14 @@ class Telemetry:
         """The data of the step has come."""
         self._data_s = time.perf_counter() - self._start
 
-    def finish_step(self, counters: Counters, loss: float, lr: float) -> StepRecord:
-        """The step's record, not yet written. Collective over the sampled pipeline in steps with a timeline."""
+    def finish_step(self, counters: Counters, loss: float, lr: float, stall_s: float) -> StepRecord:
+        """The step's record, not yet written. Collective over the sampled pipeline in steps with a timeline.
+
+        `stall_s`: seconds for which saving has held up training so far.
+        """
         step_s = time.perf_counter() - self._start
         layout, engine = self.run.layout, self.engine
+        checkpoint_s, self._stall_s = stall_s - self._stall_s, stall_s
         instructions, memory = self._gather() if self._recorder.active else (None, ())
         norm = engine.get_global_grad_norm()
         record: dict[str, Any] = {}
@@ -124,6 +129,7 @@ class Telemetry:
             hfu=utilization(self._hardware_flops, step_s, layout.world_size, self.peak),
             bubble_theory=layout.bubble,
             data_s=self._data_s,
+            checkpoint_s=checkpoint_s or None,
             **record,
         )
 

@@ -33,6 +33,7 @@ def step_record(step: int, **changes: Any) -> StepRecord:
         hfu=0.43,
         bubble_theory=0.3,
         data_s=0.0125,
+        checkpoint_s=0.25,
     )
     return replace(plain, **changes)
 
