@@ -18,17 +18,19 @@ DELAY = 0.06
 def test_the_bubble_is_that_of_the_theory(stages: int) -> None:
     """For M in {P, 2P, 8P} micro-batches within 2 percentage points, for the job and for every stage.
 
-    Eight ranks on two cores wake up late by some milliseconds now and then, and in a pipeline every such delay is
-    everybody's: the step is longer than the passes ask for, and its bubble really is larger. By how much is known from
-    the simulated length of the step, and only by that may the bubble exceed the theory further.
+    With eight ranks on two cores a step was seen 3 to 6 % longer than its passes ask for, and its bubble was larger by
+    up to 2 points; how much of that is the engines' own work and how much the machine is not known. There, the bound is
+    wider by what the simulated length of the step says. It then tests the measurement, not how near the engine comes.
     """
     settings = [Setting(count, *PASSES) for count in (stages, 2 * stages, 8 * stages)]
     for setting, timeline in zip(settings, run_ranks(measure, stages, settings)[0], strict=True):
         bubble = analyse_step(timeline)
         theory = (stages - 1) / (setting.micro_batches + stages - 1)
-        late = length(timeline) / setting.length(stages) - 1
-        assert -0.005 < late < 0.15, "the machine was too busy to measure anything"
-        within = 0.02 + max(late, 0.0) * (1 - theory)
+        within = 0.02
+        if stages == 8:
+            late = length(timeline) / setting.length(stages) - 1
+            assert -0.005 < late < 0.15
+            within += max(late, 0.0) * (1 - theory)
         assert bubble.micro_batches == setting.micro_batches
         assert bubble.bubble == pytest.approx(theory, abs=within)
         assert [stage.bubble for stage in bubble.stages] == pytest.approx([theory] * stages, abs=within)
