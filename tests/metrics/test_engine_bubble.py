@@ -7,34 +7,29 @@ import pytest
 from mdsp.metrics.advice import advise
 from mdsp.metrics.bubble import StepBubble, analyse_step
 from tests.harness import run_ranks
-from tests.metrics.sleeping_pipeline import Setting, length, measure
+from tests.metrics.sleeping_pipeline import Setting, measure
 
 PASSES = (0.04, 0.08)
 """Seconds of a forward and a backward pass: long beside the milliseconds that the engine needs for each of them."""
+PASSES_OF_EIGHT = (0.12, 0.24)
+"""With eight ranks on two cores the engine's own work on a micro-batch (Python, gloo's threads, waking up) takes about
+4 ms of the critical path, whatever the length of the passes: 3 % of `PASSES`, 1 % of these."""
 DELAY = 0.06
 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_the_bubble_is_that_of_the_theory(stages: int) -> None:
-    """For M in {P, 2P, 8P} micro-batches within 2 percentage points, for the job and for every stage.
-
-    With eight ranks on two cores a step was seen 3 to 6 % longer than its passes ask for, and its bubble was larger by
-    up to 2 points; how much of that is the engines' own work and how much the machine is not known. There, the bound is
-    wider by what the simulated length of the step says. It then tests the measurement, not how near the engine comes.
-    """
-    settings = [Setting(count, *PASSES) for count in (stages, 2 * stages, 8 * stages)]
-    for setting, timeline in zip(settings, run_ranks(measure, stages, settings)[0], strict=True):
+    """For M in {P, 2P, 8P} micro-batches within 2 percentage points, for the job and for every stage."""
+    passes = PASSES_OF_EIGHT if stages == 8 else PASSES
+    settings = [Setting(count, *passes) for count in (stages, 2 * stages, 8 * stages)]
+    timelines = run_ranks(measure, stages, settings, seconds=300)[0]
+    for setting, timeline in zip(settings, timelines, strict=True):
         bubble = analyse_step(timeline)
         theory = (stages - 1) / (setting.micro_batches + stages - 1)
-        within = 0.02
-        if stages == 8:
-            late = length(timeline) / setting.length(stages) - 1
-            assert -0.005 < late < 0.15
-            within += max(late, 0.0) * (1 - theory)
         assert bubble.micro_batches == setting.micro_batches
-        assert bubble.bubble == pytest.approx(theory, abs=within)
-        assert [stage.bubble for stage in bubble.stages] == pytest.approx([theory] * stages, abs=within)
-        assert bubble.parts.warmup_drain / bubble.window_s == pytest.approx(theory, abs=within)
+        assert bubble.bubble == pytest.approx(theory, abs=0.02)
+        assert [stage.bubble for stage in bubble.stages] == pytest.approx([theory] * stages, abs=0.02)
+        assert bubble.parts.warmup_drain / bubble.window_s == pytest.approx(theory, abs=0.02)
         check_sum(bubble)
 
 
