@@ -77,13 +77,16 @@ class TrainingState(Frozen):
     """What a run needs to continue, besides its counters: see `mdsp.checkpoint.counters`."""
 
     data: int = Field(gt=0)
-    """Data-parallel degree of the optimizer files."""
+    """Data-parallel degree of the run, and of the optimizer files that are per rank."""
     precision: Literal["fp32", "bf16", "fp16"]
     """Format of the compute."""
     optimizer: str
     """Kind of optimizer."""
     zero_stage: int = Field(ge=0, le=1)
     """ZeRO stage of the optimizer files."""
+    optimizer_form: Literal["per_rank", "universal"] = "per_rank"
+    """per_rank: the engine's own files, for just this layout. universal: a file per parameter and state below `zero`
+    (see `mdsp.checkpoint.universal`), for any layout."""
     global_batch: int = Field(gt=0)
     """Samples per optimizer step."""
     best_eval_loss: float | None = None
@@ -125,6 +128,8 @@ class Manifest(Frozen):
     """Tokenizer and configuration files for an export."""
     origin: Mapping[str, Any] = Field(default_factory=dict)
     """Where the weights came from."""
+    made_by: Hash | None = None
+    """Of a conversion: identifies source, degrees and types, so that the same command finds its work done."""
     counters: Counters = Counters()
     """Position in training."""
     training: TrainingState | None = None

@@ -16,8 +16,9 @@ from mdsp.checkpoint.engine_io import TrainingCheckpointEngine, checkpoint_engin
 from mdsp.checkpoint.layout import LATEST, MANIFEST, state_file
 from mdsp.checkpoint.manifest import Manifest, StoredFile
 from mdsp.checkpoint.rotation import checkpoints_in
-from mdsp.checkpoint.universal import convert_to_universal, read_description, universal_directory
+from mdsp.checkpoint.universal import read_description, universal_directory
 from mdsp.checkpoint.universal_load import load_universal
+from mdsp.checkpoint.universal_writer import convert_to_universal
 from mdsp.checkpoint.verify import all_files, check_files, damaged_file, open_manifest
 from mdsp.config.run_config import RunConfig
 from mdsp.errors import CheckpointError
@@ -202,6 +203,7 @@ def same_layout(manifest: Manifest, run: RunConfig) -> bool:
         (manifest.tensor, manifest.pipeline, state.data) == (layout.tensor, layout.pipeline, layout.data)
         and manifest.blocks_per_stage == layout.blocks_per_stage
         and state.precision == run.precision
+        and state.optimizer_form == "per_rank"
         and state.zero_stage == run.deepspeed.get("zero_optimization", {}).get("stage", 0)
     )
 
@@ -238,14 +240,30 @@ def _load_direct(engine: MdspEngine, found: Found) -> None:
 def _load_universal(engine: MdspEngine, found: Found) -> None:
     state = found.manifest.training
     assert state is not None
+    own = state.optimizer_form == "universal"
     if state.zero_stage != 1 or engine.zero_optimization_stage() != 1:
+        layout = f"tensor {found.manifest.tensor}, pipeline {found.manifest.pipeline}, data {state.data}"
+        way_out = "" if own else f", or resume at {layout}, {state.precision}"
         raise CheckpointError(
             f"{found.path} was saved at another layout, and only ZeRO stage 1 keeps its optimizer state in a form that "
-            f"converts; set zero_optimization.stage to 1, or resume at tensor {found.manifest.tensor}, pipeline "
-            f"{found.manifest.pipeline}, data {state.data}, {state.precision}"
+            f"converts; set zero_optimization.stage to 1{way_out}"
         )
-    files: tuple[StoredFile, ...] | None = None
+    directory, files = (found.path, found.manifest.files) if own else _universal_form(found)
+    failure: str | None = None
+    try:
+        load_universal(engine, directory, files)
+        scheduler = read_file(directory / state_file(0)).get("lr_scheduler")
+        if engine.lr_scheduler is not None and scheduler is not None:
+            engine.lr_scheduler.load_state_dict(scheduler)
+    except CheckpointError as error:
+        failure = str(error)
+    _raise_together(failure)
+
+
+def _universal_form(found: Found) -> tuple[Path, tuple[StoredFile, ...]]:
+    """The universal form that lies beside a checkpoint and its files, made first where it is missing or damaged."""
     directory = universal_directory(found.path)
+    files: tuple[StoredFile, ...] | None = None
     if _is_first():
         files = read_description(found.path)
         if files is not None:
@@ -260,15 +278,7 @@ def _load_universal(engine: MdspEngine, found: Found) -> None:
         convert_to_universal(found.path, found.manifest)
         files = _from_first(read_description(found.path) if _is_first() else None)
         assert files is not None
-    failure: str | None = None
-    try:
-        load_universal(engine, directory, files)
-        scheduler = read_file(directory / state_file(0)).get("lr_scheduler")
-        if engine.lr_scheduler is not None and scheduler is not None:
-            engine.lr_scheduler.load_state_dict(scheduler)
-    except CheckpointError as error:
-        failure = str(error)
-    _raise_together(failure)
+    return directory, files
 
 
 def _raise_together(failure: str | None) -> None:

@@ -9,52 +9,13 @@ import torch
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
-from mdsp.checkpoint.engine_io import read_file
 from mdsp.checkpoint.manifest import StoredFile
-from mdsp.checkpoint.universal import MASTER_WEIGHT, engine_name
-from mdsp.errors import CheckpointError
+from mdsp.checkpoint.optimizer_state import UniversalState
+from mdsp.checkpoint.universal import MASTER_WEIGHT, STEP
 from mdsp.model.table import Parameter
 
 if TYPE_CHECKING:
     from mdsp.engine.engine import MdspEngine
-
-
-class UniversalReader:
-    """The tensors of a universal checkpoint, memory-mapped."""
-
-    def __init__(self, directory: Path, files: tuple[StoredFile, ...]) -> None:
-        self._directory = directory
-        self._keys: dict[str, list[str]] = {}
-        for file in files:
-            parts = file.file.split("/")
-            if len(parts) == 3 and parts[0] == "zero":
-                self._keys.setdefault(parts[1], []).append(parts[2].removesuffix(".pt"))
-
-    def keys(self, parameter: Parameter) -> list[str]:
-        """States of a parameter: `fp32`, the optimizer's own, and perhaps `step`."""
-        found = self._keys.get(engine_name(parameter), [])
-        if MASTER_WEIGHT not in found:
-            raise CheckpointError(f"{self._directory} does not hold {parameter.name}")
-        return found
-
-    def whole(self, parameter: Parameter, key: str) -> Any:
-        """The unsharded tensor, or the step."""
-        value = read_file(self._directory / "zero" / engine_name(parameter) / f"{key}.pt", mmap=key != "step")
-        if key == "step":
-            return value
-        tensor = value["param"]
-        if tuple(tensor.shape) != parameter.shape:
-            raise CheckpointError(
-                f"{self._directory}: {key} of {parameter.name} has shape {list(tensor.shape)}, the model needs "
-                f"{list(parameter.shape)}"
-            )
-        return tensor
-
-    def global_state(self) -> dict[str, Any]:
-        """Loss scale and the like."""
-        state = read_file(self._directory / "zero" / "optimizer_state.pt")
-        assert isinstance(state, dict)
-        return state
 
 
 def local_range(whole: Tensor, parameter: Parameter, tensor: int, rank: int, start: int, numel: int) -> Tensor:
@@ -79,7 +40,7 @@ def load_universal(engine: MdspEngine, directory: Path, files: tuple[StoredFile,
     Raises:
         CheckpointError: something is missing or has another shape.
     """
-    reader = UniversalReader(directory, files)
+    reader = UniversalState.at(directory, files)
     optimizer = engine.optimizer
     is_bf16 = isinstance(optimizer, BF16_Optimizer)
     groups: list[list[nn.Parameter]] = optimizer.bf16_groups if is_bf16 else optimizer.bit16_groups
@@ -103,7 +64,7 @@ def _loss_scale(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load_group(
-    engine: MdspEngine, reader: UniversalReader, flat: Tensor, parameters: list[nn.Parameter], state: Any
+    engine: MdspEngine, reader: UniversalState, flat: Tensor, parameters: list[nn.Parameter], state: Any
 ) -> None:
     """One optimizer group: `flat` is this rank's share of the concatenated local parameters."""
     group = engine.module.context.group
@@ -115,8 +76,8 @@ def _load_group(
         entry: Parameter = parameter.entry  # type: ignore[attr-defined]
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
         for key in reader.keys(entry):
-            if key == "step":
-                buffers.setdefault(key, reader.whole(entry, key))
+            if key == STEP:
+                buffers.setdefault(key, reader.step(entry))
                 continue
             values = local_range(reader.whole(entry, key), entry, group.size, group.rank, source.start, source.numel)
             if key == MASTER_WEIGHT:
@@ -125,9 +86,9 @@ def _load_group(
                 buffer = buffers.setdefault(key, torch.zeros_like(flat.data))
                 buffer.narrow(0, target.start, target.numel).copy_(values)
     if buffers:
-        step = buffers.get("step")
+        step = buffers.get(STEP)
         if isinstance(step, Tensor):
-            buffers["step"] = step.to(flat.device)
+            buffers[STEP] = step.to(flat.device, copy=True)  # it is counted on, and must not be the file
         state[flat] = buffers
     for parameter in parameters:
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mdsp.checkpoint.manifest import parse_manifest
-from mdsp.checkpoint.universal import convert_to_universal
+from mdsp.checkpoint.universal_writer import convert_to_universal
 from tests.checkpoint.jobs import Layout, Outcome, run_config, state_of, train
 from tests.harness import run_ranks
 
