@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from rich.progress import Progress as RichProgress
 
-    from mdsp.checkpoint.convert import Summary
+    from mdsp.checkpoint.conversion import Summary
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SHOWN_DIFFERENCES = 20
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--dtype",
             choices=("auto", "float32", "bfloat16", "float16"),
             default="auto",
-            help="type of the elements; auto keeps that of each tensor",
+            help="type of the weights' elements; auto keeps that of each tensor. Optimizer state keeps its own",
         )
         command.add_argument("--threads", type=_degree, default=None, help="threads (default: one per core, 2 to 8)")
         command.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -69,10 +69,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-shard-size", type=byte_size, default=byte_size("5GB"), help="largest safetensors file (default 5GB)"
     )
     common(to_hf)
-    reshape = add("reshape", "a sharded checkpoint to one of other degrees (the weights)")
+    reshape = add(
+        "reshape",
+        "a sharded checkpoint to one of other degrees; one of training with its optimizer state, so that training "
+        "resumes from it at any layout",
+    )
     reshape.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint, or one tag of it")
     reshape.add_argument("out", type=Path, metavar="OUT", help="directory to make")
     degrees(reshape)
+    reshape.add_argument(
+        "--weights-only", action="store_true", help="leave optimizer state and counters of training behind"
+    )
     common(reshape)
     check = add("check", "compare two checkpoints of any kind, tensor by tensor; exit code 1 when they differ")
     check.add_argument("a", type=Path, metavar="A")
@@ -152,13 +159,18 @@ def _run(args: argparse.Namespace, label: str, work: Callable[[_Bar], Summary]) 
         print(f"interrupted; run the same command again to continue {args.out}.partial", file=sys.stderr)
         return 130
     seconds = time.perf_counter() - begun
+    if summary.complete_before:
+        print(f"{summary.out}: is complete already, {summary.parameters} parameters, compared in {seconds:.1f} s")
+        return 0
     print(f"{summary.out}: {summary.parameters} parameters, {summary.written_bytes / 1e9:.3f} GB in {seconds:.1f} s")
     print(f"verified: {summary.verified}")
-    if summary.resumed_layers:
-        print(f"continued: {summary.resumed_layers} of {summary.layers} layers were finished before, hashes compared")
+    if summary.resumed_parts:
+        print(f"continued: {summary.resumed_parts} of {summary.parts} parts were finished before, hashes compared")
     if summary.left_aside:
         print(f"left aside: {len(summary.left_aside)} tensors that are no parameters ({summary.left_aside[0]}, ...)")
-    print(f"carried: {', '.join(name.removeprefix('hf/') for name in summary.carried) or 'no tokenizer files'}")
+    if summary.optimizer_state:
+        print(f"optimizer state: {summary.optimizer_state}")
+    print(f"carried: {', '.join(summary.carried) or 'no tokenizer files'}")
     return 0
 
 
@@ -184,21 +196,14 @@ def _to_hf(args: argparse.Namespace) -> int:
 
 def _reshape(args: argparse.Namespace) -> int:
     from mdsp.checkpoint.convert import reshape
-    from mdsp.checkpoint.manifest import read_manifest
-    from mdsp.checkpoint.partial import refuse_partial
 
-    refuse_partial(args.checkpoint)
-    if read_manifest(args.checkpoint)[0].what == "training":
-        print(
-            "note: this is a checkpoint of training; its weights are written at the new degrees, its optimizer state "
-            "is not. To continue training at other degrees, resume from it directly: that carries everything",
-            file=sys.stderr,
-        )
     dtype = _dtype(args.dtype)
     return _run(
         args,
         "reshape",
-        lambda bar: reshape(args.checkpoint, args.out, args.tensor, args.pipeline, dtype, bar, args.threads),
+        lambda bar: reshape(
+            args.checkpoint, args.out, args.tensor, args.pipeline, dtype, bar, args.threads, args.weights_only
+        ),
     )
 
 

@@ -10,12 +10,12 @@ from mdsp.model.table import Parameter, head_layer, parameter_table, pipeline_la
 
 LATEST = "latest"
 """File with the tag of the newest checkpoint."""
+LATEST_UNIVERSAL = "latest_universal"
+"""The same of a checkpoint in universal form; DeepSpeed's `load_universal` looks for it."""
 MANIFEST = "mdsp.json"
 """Manifest inside a tag's directory; written last."""
 HF_FILES = "hf"
 """Directory inside a tag's directory: tokenizer, generation config, chat template, the original `config.json`."""
-CONVERTED_TAG = "global_step0"
-"""Tag of a converted checkpoint: weights before any step."""
 
 
 def layer_file(layer: int, rank: int) -> str:

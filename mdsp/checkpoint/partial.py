@@ -1,8 +1,8 @@
 """An output under construction: a directory beside the final one, and a journal by which a killed run is continued.
 
 Everything is written into `OUT.partial`, which is renamed to `OUT` as the last act: `OUT` is complete or not there.
-The journal names what is being made, from what, and which layers are finished with which hashes. A second run of the
-same command checks these layers against their hashes and makes the rest; a run of another command is refused.
+The journal names what is being made, from what, and which parts are finished with which hashes. A second run of the
+same command checks these parts against their hashes and makes the rest; a run of another command is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import xxhash
 
 from mdsp.checkpoint.atomic import sync_directory, write_at
 from mdsp.errors import CheckpointError
@@ -46,6 +48,33 @@ def refuse_partial(path: Path) -> None:
         raise CheckpointError(f"{path} does not exist")
 
 
+def is_occupied(path: Path) -> bool:
+    """Whether something is at `path`, an empty directory aside."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def plan_hash(plan: dict[str, Any]) -> str:
+    """Identifies a conversion by what it makes from what."""
+    return xxhash.xxh3_128(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+def has_no_journal(out: Path) -> bool:
+    """Whether the directory in which `out` is made may be finished, and only lack its final name.
+
+    That is how a kill between the last two acts leaves it.
+    """
+    path = partial_path(out)
+    return path.is_dir() and is_occupied(path) and not (path / JOURNAL).exists()
+
+
+def give_name(out: Path) -> None:
+    """The last act: the finished directory of `out` gets its final name."""
+    if out.exists():
+        out.rmdir()
+    partial_path(out).rename(out)
+    sync_directory(out.parent)
+
+
 class PartialOutput:
     """The directory under construction; a context manager that holds it locked.
 
@@ -57,12 +86,12 @@ class PartialOutput:
         self.path = partial_path(out)
         self.plan = plan
         self.finished: dict[str, Any] = {}
-        """Results of layers that an earlier run finished, by layer; as recorded, not yet checked."""
+        """Results of parts that an earlier run finished, by name; as recorded, not yet checked."""
         self._lock = threading.Lock()
         self._descriptor = -1
 
     def __enter__(self) -> PartialOutput:
-        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        if is_occupied(self.out):
             raise CheckpointError(f"{self.out} exists already; choose another output, or remove it")
         self.path.mkdir(parents=True, exist_ok=True)
         journal = self.path / JOURNAL
@@ -87,37 +116,44 @@ class PartialOutput:
         text = b""
         while block := os.pread(self._descriptor, 2**20, len(text)):
             text += block
-        end = text.rfind(b"\n") + 1  # a line without an end was being written when the run was killed
-        lines = [json.loads(line) for line in text[:end].splitlines()]
+        lines: list[Any] = []
+        end = 0
+        for line in text.splitlines(keepends=True):
+            if not line.endswith(b"\n"):  # it was being written when the run was killed
+                break
+            try:
+                lines.append(json.loads(line))
+            except ValueError:  # a power failure: what follows is done again
+                break
+            end += len(line)
         if lines and lines[0] != self.plan:
             raise CheckpointError(
                 f"{self.path} is an unfinished conversion of something else ({_difference(lines[0], self.plan)}); "
                 f"finish that one, remove the directory, or choose another output"
             )
+        if not lines and any(path.name != JOURNAL for path in self.path.iterdir()):
+            raise CheckpointError(f"{self.path} has a damaged journal and cannot be continued; remove the directory")
         os.ftruncate(self._descriptor, end)
         self._offset = end
         if not lines:
             self._append(self.plan)
-        self.finished = {line["layer"]: line["result"] for line in lines[1:]}
+        self.finished = {line["part"]: line["result"] for line in lines[1:]}
 
     def _append(self, line: Any) -> None:
         data = json.dumps(line).encode() + b"\n"
         write_at(self._descriptor, data, self._offset)
         self._offset += len(data)
 
-    def record(self, layer: str, result: Any) -> None:
-        """Note that a layer is finished."""
+    def record(self, part: str, result: Any) -> None:
+        """Note that a part is finished."""
         with self._lock:
-            self._append({"layer": layer, "result": result})
+            self._append({"part": part, "result": result})
 
     def finish(self) -> None:
         """Everything is written and durable: give the directory its final name."""
         sync_directory(self.path)
         (self.path / JOURNAL).unlink()
-        if self.out.exists():
-            self.out.rmdir()
-        self.path.rename(self.out)
-        sync_directory(self.out.parent)
+        give_name(self.out)
 
     def discard(self) -> None:
         """Remove the directory: what it was made from cannot be converted."""

@@ -1,4 +1,4 @@
-"""Writes a sharded checkpoint from any weights: a file per pipeline layer and tensor rank, engine state, manifest."""
+"""Writes the weights of a sharded checkpoint: a file per pipeline layer and tensor rank, and the engine's state."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
-from mdsp.checkpoint.atomic import TEMPORARY_SUFFIX, sync_directory, write_atomic
+from mdsp.checkpoint.atomic import TEMPORARY_SUFFIX, sync_directory
+from mdsp.checkpoint.hashing import file_hash
 from mdsp.checkpoint.hf_reader import load_pickle
-from mdsp.checkpoint.layout import (
-    CONVERTED_TAG,
-    LATEST,
-    layer_file,
-    state_file,
-    stored_layers,
-    stored_parameters,
-)
-from mdsp.checkpoint.manifest import FORMAT, Counters, Manifest, StoredFile, StoredTensor, write_manifest
+from mdsp.checkpoint.layout import layer_file, state_file, stored_layers, stored_parameters
+from mdsp.checkpoint.manifest import StoredFile, StoredTensor
 from mdsp.checkpoint.pieces import Pieces
 from mdsp.checkpoint.stream import Syncer, hash_pieces, write_pieces
-from mdsp.checkpoint.torch_file import create_torch_file
+from mdsp.checkpoint.torch_file import create_torch_file, save_small
 from mdsp.checkpoint.weights import Weights, dtype_name
 from mdsp.errors import CheckpointError
 from mdsp.model.table import Parameter
@@ -43,13 +36,27 @@ class Target:
 class ShardedWriter:
     """Writes into `directory` (the tag's); the layers may be written in any order, from several threads."""
 
-    def __init__(self, weights: Weights, target: Target, directory: Path, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        target: Target,
+        directory: Path,
+        progress: Callable[[int], None],
+        names: Mapping[str, str],
+        hash_files: bool,
+    ) -> None:
+        """names: of parameters, what messages call them when not by their own. hash_files: also files as a whole."""
         self.weights = weights
         self.target = target
         self.directory = directory
         self.progress = progress
-        self.layers: dict[int, tuple[StoredTensor, ...]] = {}
-        self.syncer = Syncer()
+        self.tensors: dict[int, tuple[StoredTensor, ...]] = {}
+        """What has been written, by layer."""
+        self.files: dict[int, tuple[StoredFile, ...]] = {}
+        """The same as whole files, when they are hashed."""
+        self._names = names
+        self._hash_files = hash_files
+        self._syncer = Syncer()
 
     def _dtype(self, parameter: Parameter) -> torch.dtype:
         return self.target.dtype or self.weights.dtype(parameter)
@@ -62,14 +69,25 @@ class ShardedWriter:
     def _rank_bytes(self, parameter: Parameter) -> int:
         return int(torch.Size(parameter.local_shape(self.target.tensor)).numel()) * self._dtype(parameter).itemsize
 
-    def write_layer(self, layer: int) -> list[dict[str, Any]]:
-        """Write a layer's files; returns their tensors as the journal keeps them."""
+    def write_layer(self, layer: int) -> dict[str, Any]:
+        """Write a layer's files; returns their tensors and hashes as the journal keeps them."""
         self.weights.verify(layer)
-        stored = []
+        stored: list[StoredTensor] = []
         for rank in range(self.target.tensor):
             stored += self._write_rank(layer, rank)
-        self.layers[layer] = tuple(stored)
-        return [entry.model_dump(mode="json") for entry in stored]
+        self.tensors[layer] = tuple(stored)
+        self.files[layer] = tuple(self._whole(layer_file(layer, rank)) for rank in self._hashed_ranks())
+        return {
+            "tensors": [entry.model_dump(mode="json") for entry in stored],
+            "files": [entry.model_dump(mode="json") for entry in self.files[layer]],
+        }
+
+    def _hashed_ranks(self) -> range:
+        return range(self.target.tensor if self._hash_files else 0)
+
+    def _whole(self, name: str) -> StoredFile:
+        path = self.directory / name
+        return StoredFile(file=name, size=path.stat().st_size, hash=file_hash(path))
 
     def _write_rank(self, layer: int, rank: int) -> list[StoredTensor]:
         tensor, name = self.target.tensor, layer_file(layer, rank)
@@ -84,7 +102,8 @@ class ShardedWriter:
             for one in parameters:
                 shape, dtype = shapes[one.attribute]
                 runs = (self.weights.pieces(one, tensor, rank),)
-                digest = write_pieces(descriptor, offsets[one.attribute], one.name, runs, shape, dtype, self.progress)
+                title = self._names.get(one.name, one.name)
+                digest = write_pieces(descriptor, offsets[one.attribute], title, runs, shape, dtype, self.progress)
                 stored.append(
                     StoredTensor(
                         parameter=one.name,
@@ -99,13 +118,14 @@ class ShardedWriter:
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
-        self.syncer.add(path)
+        self.add(path)
         return stored
 
-    def accept_layer(self, layer: int, recorded: list[dict[str, Any]]) -> bool:
-        """Take over the files of a layer that an earlier run wrote, if every tensor matches its recorded hash."""
+    def accept_layer(self, layer: int, recorded: dict[str, Any]) -> bool:
+        """Take over the files of a layer that an earlier run wrote, if everything matches its recorded hash."""
         try:
-            stored = tuple(StoredTensor.model_validate(values) for values in recorded)
+            stored = tuple(StoredTensor.model_validate(values) for values in recorded["tensors"])
+            files = tuple(StoredFile.model_validate(values) for values in recorded["files"])
             for rank in range(self.target.tensor):
                 path = self.directory / layer_file(layer, rank)
                 tensors = load_pickle(path)
@@ -114,49 +134,38 @@ class ShardedWriter:
                     return False
                 if any(hash_pieces((Pieces((tensors[e.key],)),), tensors[e.key].dtype) != e.hash for e in mine):
                     return False
-                self.syncer.add(path)
+                self.add(path)
+            if files != tuple(self._whole(layer_file(layer, rank)) for rank in self._hashed_ranks()):
+                return False
         except (CheckpointError, OSError, ValueError):
             return False
-        self.layers[layer] = stored
+        self.tensors[layer], self.files[layer] = stored, files
         return True
 
-    def finish(
-        self, hf_files: tuple[StoredFile, ...], origin: Mapping[str, Any], counters: Counters, root: Path
-    ) -> Manifest:
-        """Write what is not a layer, wait until everything is durable, then write the manifest and `latest`."""
-        files = tuple(self._write_state(rank) for rank in range(self.target.tensor * self.target.pipeline))
-        self.syncer.join()
-        sync_directory(self.directory)
-        manifest = Manifest(
-            format=FORMAT,
-            complete=True,
-            what="weights",
-            model=self.weights.config,
-            tensor=self.target.tensor,
-            pipeline=self.target.pipeline,
-            blocks_per_stage=self.target.blocks_per_stage,
-            tensors=tuple(entry for layer in stored_layers(self.weights.config) for entry in self.layers[layer]),
-            files=files,
-            hf_files=hf_files,
-            origin=origin,
-            counters=counters,
-        )
-        write_manifest(manifest, self.directory)
-        write_atomic(root / LATEST, CONVERTED_TAG.encode())
-        return manifest
+    def write_state(self, state: Any, rank: int) -> StoredFile:
+        """Write the engine's state of one model-parallel rank."""
+        name = state_file(rank)
+        size, digest = save_small(state, self.directory / name)
+        self.add(self.directory / name)
+        return StoredFile(file=name, size=size, hash=digest)
 
-    def _write_state(self, rank: int) -> StoredFile:
-        """What DeepSpeed's `load_checkpoint(..., load_module_only=True)` looks for besides the layers' files."""
-        path = self.directory / state_file(rank)
-        state = {
-            "module": None,
-            "dp_world_size": 1,
-            "mp_world_size": self.target.tensor * self.target.pipeline,
-            "global_steps": 0,
-            "global_samples": 0,
-            "skipped_steps": 0,
-        }
-        torch.save(state, path)
-        self.syncer.add(path)
-        data = path.read_bytes()
-        return StoredFile(file=path.name, size=len(data), hash=xxhash.xxh3_128(data).hexdigest())
+    def add(self, path: Path) -> None:
+        """A file that `join` shall make durable."""
+        self._syncer.add(path)
+
+    def join(self) -> None:
+        """Wait until everything is durable.
+
+        Raises:
+            OSError: something could not be written to the disk.
+        """
+        self._syncer.join()
+        sync_directory(self.directory)
+
+    def all_tensors(self) -> tuple[StoredTensor, ...]:
+        """Everything that has been written, in pipeline order."""
+        return tuple(entry for layer in stored_layers(self.weights.config) for entry in self.tensors[layer])
+
+    def all_files(self) -> tuple[StoredFile, ...]:
+        """The layers' files, when they are hashed as a whole."""
+        return tuple(entry for layer in stored_layers(self.weights.config) for entry in self.files[layer])

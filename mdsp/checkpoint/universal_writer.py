@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class UniversalWriter:
         self._syncer.add(path)
         self._folders.add(path.parent)
 
-    def accept(self, files: list[StoredFile]) -> bool:
+    def accept(self, files: Sequence[StoredFile]) -> bool:
         """Take over files that an earlier run wrote, if they are what it recorded."""
         for file in files:
             path = self._directory / file.file
