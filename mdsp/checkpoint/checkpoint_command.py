@@ -20,7 +20,7 @@ from mdsp.checkpoint.rotation import (
     step_of,
     superfluous,
 )
-from mdsp.checkpoint.verify import all_files, damaged_file, open_manifest
+from mdsp.checkpoint.verify import open_any_manifest
 from mdsp.errors import CheckpointError, ConfigError
 
 
@@ -64,7 +64,7 @@ def _entries(directory: Path) -> list[_Entry]:
     found = []
     for path in checkpoints_in(directory):
         try:
-            found.append(_Entry(path, open_manifest(path), ""))
+            found.append(_Entry(path, open_any_manifest(path), ""))
         except (CheckpointError, OSError) as error:
             found.append(_Entry(path, None, str(error)))
     return found
@@ -79,13 +79,19 @@ def _list(directory: Path) -> int:
     for entry in _entries(directory):
         written = datetime.datetime.fromtimestamp(entry.path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
         step, size = str(step_of(entry.path)), _gigabytes(entry.path)
-        if entry.manifest is None or entry.manifest.training is None:
+        if entry.manifest is None:
             rows.append((step, "-", "-", "-", "-", size, written, entry.problem))
             continue
         manifest, state = entry.manifest, entry.manifest.training
-        layout = f"TP{manifest.tensor} PP{manifest.pipeline} DP{state.data}"
+        layout = f"TP{manifest.tensor} PP{manifest.pipeline}"
         samples, tokens = str(manifest.counters.samples), str(manifest.counters.tokens)
-        rows.append((step, layout, state.precision, samples, tokens, size, written, "complete"))
+        if state is None:
+            rows.append((step, layout, "-", samples, tokens, size, written, "complete, weights only"))
+        elif state.optimizer_form == "universal":
+            rows.append((step, layout, state.precision, samples, tokens, size, written, "complete, for any layout"))
+        else:
+            layout += f" DP{state.data}"
+            rows.append((step, layout, state.precision, samples, tokens, size, written, "complete"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
         # Not a wrapped table: the state holds a path that somebody wants to copy.
@@ -99,6 +105,10 @@ def _list(directory: Path) -> int:
 def _verify(directory: Path) -> int:
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed announces the accelerator that it has not found
         from mdsp.checkpoint.engine_io import read_file
+    from mdsp.checkpoint.conversion import Silent
+    from mdsp.checkpoint.jobs import default_threads
+    from mdsp.checkpoint.weights import ShardedWeights
+    from mdsp.checkpoint.whole import damage_of
 
     paths = [directory] if (directory / MANIFEST).exists() else checkpoints_in(directory)
     if not paths:
@@ -106,8 +116,8 @@ def _verify(directory: Path) -> int:
     damaged = 0
     for path in paths:
         try:
-            manifest = open_manifest(path)
-            problem = damaged_file(path, all_files(manifest))
+            manifest = open_any_manifest(path)
+            problem = damage_of(ShardedWeights(path), Silent(), default_threads())
             if problem is None:
                 for file in manifest.files:
                     read_file(path / file.file, mmap=True)  # whole files can still hold code

@@ -7,8 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 from mdsp.checkpoint.hf_files import carried_files
+from mdsp.checkpoint.manifest import Manifest
 from mdsp.checkpoint.partial import JOURNAL
+from mdsp.checkpoint.verify import open_any_manifest
 from mdsp.checkpoint.weights import HfWeights, ShardedWeights, dtype_name, open_weights
+from mdsp.errors import CheckpointError
 from mdsp.model.config import ModelConfig
 from mdsp.model.table import parameter_table
 
@@ -40,7 +43,7 @@ def _unfinished(path: Path, journal: Path) -> dict[str, str]:
     plan = lines[0] if lines and isinstance(lines[0], dict) else {}
     return {
         "kind": f"unfinished conversion to a {plan.get('make', 'checkpoint')}",
-        "complete": f"no, {max(0, len(lines) - 1)} pipeline layers are finished; run the same command again",
+        "complete": f"no, {max(0, len(lines) - 1)} parts are finished; run the same command again",
     }
 
 
@@ -85,10 +88,26 @@ def _hf(weights: HfWeights) -> dict[str, str]:
     }
 
 
+def _optimizer_state(manifest: Manifest) -> str:
+    state = manifest.training
+    if state is None:
+        return "none"
+    if state.optimizer_form == "per_rank":
+        layout = f"tensor {manifest.tensor} x pipeline {manifest.pipeline} x data {state.data}"
+        return f"{state.optimizer}, a file per rank, for {layout}"
+    paths = [file.file.split("/") for file in manifest.files]
+    keys = {path[2].removesuffix(".pt") for path in paths if len(path) == 3}
+    return f"{state.optimizer} in universal form, for any layout: {', '.join(sorted(keys))} of each parameter"
+
+
 def _sharded(weights: ShardedWeights) -> dict[str, str]:
     manifest = weights.manifest
-    missing = sorted({e.file for e in manifest.tensors if not (weights.directory / e.file).is_file()})
     counters = manifest.counters
+    try:
+        open_any_manifest(weights.directory)
+        complete = "yes: manifest and all files are there"
+    except CheckpointError as error:
+        complete = f"no: {error}"
     return {
         "kind": f"sharded checkpoint ({manifest.what})",
         "directory": str(weights.directory),
@@ -99,6 +118,7 @@ def _sharded(weights: ShardedWeights) -> dict[str, str]:
         "type": _types(weights),
         "tokenizer": _tokenizer([entry.file.rpartition("/")[2] for entry in manifest.hf_files]),
         "training": f"step {counters.step}, {counters.samples:,} samples, {counters.tokens:,} tokens",
+        "optimizer state": _optimizer_state(manifest),
         "origin": str(manifest.origin.get("path", "training")),
-        "complete": f"no: {missing[0]} is missing" if missing else "yes: manifest and all files are there",
+        "complete": complete,
     }

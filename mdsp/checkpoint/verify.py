@@ -12,10 +12,21 @@ from mdsp.errors import CheckpointError
 
 
 def open_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint of training; as `open_any_manifest`, and CheckpointError when it is converted."""
+    manifest = open_any_manifest(directory)
+    if manifest.training is None:
+        raise CheckpointError(
+            f"{directory} is a converted checkpoint: weights without optimizer state. Start from it with "
+            f'"mdsp.model": {{"from_hf": ...}} after `mdsp convert to-hf`, or resume a checkpoint of training'
+        )
+    return manifest
+
+
+def open_any_manifest(directory: Path) -> Manifest:
     """The manifest in just this directory, with every file that it names there and of the right size.
 
     Raises:
-        CheckpointError: the checkpoint is unfinished, damaged, hostile, or none of a training run.
+        CheckpointError: the checkpoint is unfinished, damaged or hostile.
     """
     path = directory / MANIFEST
     if not path.is_file():
@@ -24,21 +35,18 @@ def open_manifest(directory: Path) -> Manifest:
         manifest = parse_manifest(path.read_bytes(), str(path))
     except RecursionError:
         raise CheckpointError(f"{path} is nested too deeply; it is no manifest") from None
-    if manifest.training is None:
-        raise CheckpointError(
-            f"{directory} is a converted checkpoint: weights without optimizer state. Start from it with "
-            f'"mdsp.model": {{"from_hf": ...}} after `mdsp convert to-hf`, or resume a checkpoint of training'
-        )
     check_files(directory, all_files(manifest))
-    named = {file.file for file in manifest.files}
-    unlisted = {entry.file for entry in manifest.tensors} - named
-    if unlisted:
+    layers = {entry.file for entry in manifest.tensors}
+    unlisted = layers - {file.file for file in manifest.files}
+    if manifest.training is not None and unlisted:
         raise CheckpointError(f"{path} lists no hash for {min(unlisted)}; the checkpoint is damaged")
+    for name in unlisted:  # a converted checkpoint has hashes of its tensors instead
+        stored_path(directory, name)
     return manifest
 
 
 def all_files(manifest: Manifest) -> tuple[StoredFile, ...]:
-    """Every file that a manifest of training has a hash of."""
+    """Every file that a manifest has a hash of as a whole; of a checkpoint of training, every file."""
     return (*manifest.files, *manifest.hf_files)
 
 
