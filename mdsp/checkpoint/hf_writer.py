@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class HfWriter:
             self._by_layer.setdefault(entry.pieces[0].parameter.layer, []).append(entry)
         self._plan(max_shard_bytes)
         self._descriptors: dict[str, int] = {}
+        self._locks = {file: threading.Lock() for file in self.files}
         self.syncer = Syncer()
 
     def _stored_dtype(self, entry: TensorMap) -> torch.dtype:
@@ -139,6 +141,7 @@ class HfWriter:
                 entry.shape,
                 place.dtype,
                 self.progress,
+                self._locks[self.file_of[entry.name]],
             )
         for file in {self.file_of[entry.name] for entry in self._by_layer[layer]}:
             self.syncer.add(self.directory / file)

@@ -6,18 +6,32 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import torch
 import xxhash
+from torch import Tensor
 
 from mdsp.checkpoint.atomic import write_at
 from mdsp.checkpoint.pieces import CHUNK_BYTES, Pieces, raw_bytes
 from mdsp.errors import CheckpointError
 
+WRITEBACK_BYTES = 8 * 2**20
+"""After so many bytes of a tensor the system is asked to begin writing them to the disk."""
+
 _ZEROS = bytes(CHUNK_BYTES)
+_INFINITY = {
+    torch.float64: 0x7FF0_0000_0000_0000,
+    torch.float32: 0x7F80_0000,
+    torch.bfloat16: 0x7F80,
+    torch.float16: 0x7C00,
+}
+"""The bits of infinity; NaNs are above them when bits are taken for integers and the sign is left out."""
+_INTEGERS = {8: np.int64, 4: np.int32, 2: np.int16}
+_UNSIGNED = {8: np.uint64, 4: np.uint32, 2: np.uint16}
 
 
 def write_pieces(
@@ -28,39 +42,69 @@ def write_pieces(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     progress: Callable[[int], None],
+    lock: AbstractContextManager[object] | None = None,
 ) -> str:
     """Write a tensor of `shape`: the runs one after the other, then zeros up to its size; returns its hash.
 
     The zeros (vocabulary padding) are hashed but not written: the file has a hole there. `progress` gets numbers of
-    bytes as they are done.
+    bytes as they are done. `lock` is held while the file is written to, where other threads write into it too: the
+    system lets in one at a time, and those that wait for it spin on their cores.
 
     Raises:
         CheckpointError: a NaN in the tensor `name`, or a value that became infinite in the new type.
         OSError: the disk is full, or the like.
     """
+    lock = lock or nullcontext()
     digest = xxhash.xxh3_128()
     end = offset + math.prod(shape) * dtype.itemsize
+    begun = offset  # up to here, bytes are on their way to the disk
+
+    def hand_over() -> None:
+        nonlocal begun
+        if offset > begun:
+            _start_writeback(descriptor, begun, offset - begun)
+            progress(offset - begun)
+            begun = offset
+
     for run in runs:
         converted = run.dtype != dtype
         for chunk in run.chunks(dtype):
             if chunk.numel() == 0:
                 continue
-            largest = chunk.max()  # a NaN anywhere makes the maximum a NaN, and this is the fastest pass there is
-            if torch.isnan(largest):
-                raise CheckpointError(f"tensor {name} contains NaN; such a model cannot be used, and is not converted")
-            if converted and (torch.isinf(largest) or torch.isinf(chunk.min())):
-                raise CheckpointError(f"tensor {name} has values that {dtype} cannot hold; choose a wider --dtype")
+            _refuse_unusable(name, chunk, converted)
             data = raw_bytes(chunk)
             digest.update(data)
-            write_at(descriptor, data, offset)
+            with lock:
+                write_at(descriptor, data, offset)
             offset += len(data)
-            progress(len(data))
+            if offset - begun >= WRITEBACK_BYTES:
+                hand_over()
+    hand_over()
     while offset < end:
         step = min(end - offset, CHUNK_BYTES)
         digest.update(_ZEROS[:step])
         offset += step
         progress(step)
     return digest.hexdigest()
+
+
+def _refuse_unusable(name: str, chunk: Tensor, converted: bool) -> None:
+    """Refuse NaN and, in converted numbers, infinity.
+
+    Two passes over integers find the largest magnitude several times as fast as torch finds the maximum of floats:
+    among signed ones, the largest is that of the positive numbers; among unsigned ones, that of the negative numbers.
+    """
+    if not chunk.dtype.is_floating_point:
+        return
+    size = chunk.element_size()
+    bits = np.frombuffer(raw_bytes(chunk), _INTEGERS[size])
+    sign = 1 << (8 * size - 1)
+    magnitude = max(int(bits.max()), int(bits.view(_UNSIGNED[size]).max()) - sign)
+    infinity = _INFINITY[chunk.dtype]
+    if magnitude > infinity:
+        raise CheckpointError(f"tensor {name} contains NaN; such a model cannot be used, and is not converted")
+    if converted and magnitude == infinity:
+        raise CheckpointError(f"tensor {name} has values that {chunk.dtype} cannot hold; choose a wider --dtype")
 
 
 def hash_pieces(runs: Iterable[Pieces], dtype: torch.dtype) -> str:
@@ -73,7 +117,7 @@ def hash_pieces(runs: Iterable[Pieces], dtype: torch.dtype) -> str:
 
 
 class Syncer:
-    """Makes written files durable without stopping for each: writing back begins at once, waiting comes at the end.
+    """Makes written files durable without stopping for each: waiting comes at the end.
 
     One fsync per file while others are being written would commit the file system's journal each time.
     """
@@ -83,11 +127,9 @@ class Syncer:
         self._lock = threading.Lock()
 
     def add(self, path: Path) -> None:
-        """A file that has been written, or a part of it: let the system begin to write it to the disk."""
+        """A file that has been written, or a part of it."""
         with self._lock:
             self._paths[path] = None
-        with _opened(path) as descriptor:
-            _start_writeback(descriptor)
 
     def join(self) -> None:
         """Wait until all files are durable.
@@ -96,25 +138,20 @@ class Syncer:
             OSError: one could not be written to the disk.
         """
         for path in self._paths:
-            with _opened(path) as descriptor:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
                 os.fsync(descriptor)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 _SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
-def _start_writeback(descriptor: int) -> None:
+def _start_writeback(descriptor: int, offset: int, size: int) -> None:
     """Linux's sync_file_range: begin to write dirty pages, wait for nothing. A hint: failure costs time only."""
-    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-        function(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
+    if _sync_file_range is not None:
+        _sync_file_range(descriptor, offset, size, _SYNC_FILE_RANGE_WRITE)
