@@ -34,6 +34,8 @@ class Layout:
     tied: bool = True
     optimizer: str = "AdamW"
     n_kv_heads: int = 4
+    scheduler: bool = False
+    zero_stage: int = 1
 
     @property
     def world_size(self) -> int:
@@ -50,7 +52,7 @@ def run_config(layout: Layout, checkpoint: dict[str, Any] | None = None, **train
         "train_micro_batch_size_per_gpu": MICRO_BATCH,
         "optimizer": {"type": layout.optimizer, "params": params},
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 1},
+        "zero_optimization": {"stage": layout.zero_stage},
         "mdsp": {
             "model": {
                 "family": "gpt2" if layout.n_kv_heads == 4 else "llama",
@@ -71,6 +73,8 @@ def run_config(layout: Layout, checkpoint: dict[str, Any] | None = None, **train
             "checkpoint": checkpoint or {},
         },
     }
+    if layout.scheduler:
+        document["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 8, "warmup_max_lr": 1e-3}}
     if layout.precision != "fp32":
         document[layout.precision] = {"enabled": True}
     return resolve_run_config(document, layout.world_size)
@@ -92,6 +96,8 @@ def micro_batches(engine: Any, samples: int) -> Iterator[tuple[Tensor, tuple[Ten
 def state_of(engine: Any) -> dict[str, Tensor]:
     """Everything that decides how training goes on: weights, master weights, optimizer state of this rank."""
     found = {f"weight {name}": value.detach().clone() for name, value in engine.module.named_parameters()}
+    if engine.zero_optimization_stage() == 0:
+        return found  # the optimizer works on the weights themselves
     inner = engine.optimizer.optimizer
     for index, group in enumerate(inner.param_groups):
         (flat,) = group["params"]

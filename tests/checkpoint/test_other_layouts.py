@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from mdsp.checkpoint.manifest import parse_manifest
 from mdsp.checkpoint.universal_writer import convert_to_universal
+from tests.checkpoint.deepspeed_tools import assert_same_states, convert_by_deepspeed
 from tests.checkpoint.jobs import Layout, Outcome, run_config, state_of, train
 from tests.harness import run_ranks
 
@@ -88,32 +87,11 @@ def test_deepspeed_reads_our_universal_form(tmp_path: Path) -> None:
             assert torch.equal(mine.state[name], value), name
 
 
-def _converted_by_deepspeed(source: Path, target: Path) -> None:
-    from deepspeed.checkpoint.ds_to_universal import main
-
-    options: dict[str, Any] = dict(num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False)
-    main(
-        SimpleNamespace(
-            input_folder=str(source), output_folder=str(target), strict=True, inject_missing_state=False, **options
-        )
-    )
-
-
 @pytest.mark.parametrize("layout", [Layout(2, 2, 1), Layout(tensor=4, tied=False, n_kv_heads=2)], ids=_name)
 def test_deepspeed_converts_our_checkpoints(layout: Layout, tmp_path: Path) -> None:
     """Its converter, told by the checkpoint how parameters are split, makes the tensors that ours makes."""
     run_ranks(train, layout.world_size, layout, str(tmp_path), 2, (2,))
     checkpoint = tmp_path / "global_step2"
     ours = convert_to_universal(checkpoint, parse_manifest((checkpoint / "mdsp.json").read_bytes(), "the manifest"))
-    theirs = tmp_path / "by_deepspeed"
-    _converted_by_deepspeed(checkpoint, theirs)
-    files = sorted(path.relative_to(theirs / "zero") for path in (theirs / "zero").rglob("*.pt"))
-    assert files == sorted(path.relative_to(ours / "zero") for path in (ours / "zero").rglob("*.pt"))
-    for name in files:
-        if name.name == "optimizer_state.pt":
-            continue
-        mine = torch.load(ours / "zero" / name, weights_only=True)
-        reference = torch.load(theirs / "zero" / name, weights_only=True)
-        if name.name != "step.pt":
-            mine, reference = mine["param"], reference["param"]
-        assert torch.equal(torch.as_tensor(mine), torch.as_tensor(reference)), name
+    convert_by_deepspeed(checkpoint, tmp_path / "by_deepspeed")
+    assert_same_states(ours, tmp_path / "by_deepspeed")
