@@ -119,7 +119,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
 
     while counters.step < settings.steps:
         lr = set_learning_rate(run, engine, counters)
-        telemetry.start_step(counters.step + 1)
+        telemetry.start_step(counters.step + 1, checkpoints.stall_s)
         cursor = counters.next_samples(run.layout.global_batch)
         data = batches.train(cursor) if batches else None
         telemetry.data_ready()
@@ -127,7 +127,7 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         loss = float(engine.train_batch(data))
         watchdog.end_step()
         counters, verdict = guard.after_step(advance(run, counters, cursor), loss, engine.was_step_applied())
-        record = telemetry.finish_step(counters, loss, lr, checkpoints.stall_s)
+        record = telemetry.finish_step(counters, loss, lr)
         predicted.add(record.step_s)
         if verdict.reason:
             note(f"warning: step {counters.step} is left out: {verdict.reason}")

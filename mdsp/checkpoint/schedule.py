@@ -49,12 +49,16 @@ class Checkpoints:
         self._pending: PendingSave | None = None
         self._saved_step: int | None = None
         self._saved_time = time.monotonic()
-        self.stall_s = 0.0
-        """Seconds for which saving has held up training so far."""
+        self._stall_s = 0.0
         if directory is not None and dist.get_rank() == 0:
             for path in remove_leftovers(directory):
                 note(f"removed {path}, which an interrupted run left behind")
         dist.barrier()
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds for which saving has held up training so far, that which is still being written included."""
+        return self._stall_s + (self._pending.stall_s if self._pending else 0.0)
 
     def after_step(self, counters: Counters, last: bool) -> str | None:
         """Save if it is due; returns why training has to stop now, None when it goes on. Collective.
@@ -110,7 +114,7 @@ class Checkpoints:
             self._note(f"warning: {error}")
             return
         finally:
-            self.stall_s += pending.stall_s
+            self._stall_s += pending.stall_s
         self._saved_step = pending.counters.step
         self._note(f"checkpoint {path} (training stood still for {pending.stall_s:.2f} s)")
         if dist.get_rank() == 0:

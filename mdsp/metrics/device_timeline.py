@@ -38,8 +38,8 @@ class DeviceTimelineRecorder(TimelineRecorder):
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def begin_step(self) -> None:
-        super().begin_step()
+    def begin_step(self, checkpoint_s: float = 0.0) -> None:
+        super().begin_step(checkpoint_s)
         self._used = 0
         self._open_events.clear()
         self._done_events.clear()
@@ -67,7 +67,7 @@ class DeviceTimelineRecorder(TimelineRecorder):
             found.append(Instruction(self.stage, self.rank, kind, micro_batch, start_s, end_s))
         self._open_events.clear()
         self._done_events.clear()
-        return sorted(found, key=lambda i: (i.start_s, -i.end_s))
+        return self._in_order(found)
 
 
 def timeline_recorder(stage: int, rank: int, device: torch.device, clock_offset_s: float = 0.0) -> TimelineRecorder:

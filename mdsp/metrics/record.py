@@ -66,7 +66,7 @@ class StepRecord:
     bubble_measured: float | None = None
     """0..1, mean over stages; only in steps with a timeline."""
     bubble_parts_s: dict[str, float] | None = None
-    """Seconds by cause, mean over stages (names as in `bubble.Parts`)."""
+    """Seconds by cause, mean over stages (names as in `bubble.Parts`); with `checkpoint_s` where there is any."""
     stage_busy_s: tuple[float, ...] | None = None
     """Seconds in computation, per stage."""
     stage_bubble: tuple[float, ...] | None = None

@@ -64,7 +64,7 @@ class Telemetry:
         self._hardware_flops = batch * hardware_flops(run.model, seq, run.mdsp.train.recompute)
         self._start = self._data_s = 0.0
         self._step = 0
-        self._stall_s = 0.0
+        self._stall_s = self._checkpoint_s = 0.0
 
     def _peak(self) -> tuple[float, str]:
         """Peak matrix rate of this device in FLOP/s. Every rank measures at once where cores are shared. Collective."""
@@ -76,12 +76,17 @@ class Telemetry:
         dist.barrier()
         return measure_gemm_peak(self._device, dtype, seconds=0.3), MEASURED_PEAK
 
-    def start_step(self, step: int) -> None:
-        """Before the data of step number `step` (from 1) is asked for."""
+    def start_step(self, step: int, stall_s: float) -> None:
+        """Before the data of step number `step` (from 1) is asked for.
+
+        `stall_s`: seconds for which saving has held up training so far; on every rank more than before if it has.
+        """
+        self._checkpoint_s, self._stall_s = stall_s - self._stall_s, stall_s
         interval = self.run.mdsp.monitor.timeline_interval
-        # The second step is always recorded: the first one also pays for warm-up, and short runs see no other.
-        if interval and (step % interval == 0 or step == 2):
-            self._recorder.begin_step()
+        # The second step is always recorded: the first one also pays for warm-up, and short runs see no other. So is
+        # one that a checkpoint held up, which is rare and would hardly ever be met otherwise.
+        if interval and (step % interval == 0 or step == 2 or self._checkpoint_s > 0):
+            self._recorder.begin_step(self._checkpoint_s)
         self._step = step
         self._start = time.perf_counter()
 
@@ -89,14 +94,10 @@ class Telemetry:
         """The data of the step has come."""
         self._data_s = time.perf_counter() - self._start
 
-    def finish_step(self, counters: Counters, loss: float, lr: float, stall_s: float) -> StepRecord:
-        """The step's record, not yet written. Collective over the sampled pipeline in steps with a timeline.
-
-        `stall_s`: seconds for which saving has held up training so far.
-        """
+    def finish_step(self, counters: Counters, loss: float, lr: float) -> StepRecord:
+        """The step's record, not yet written. Collective over the sampled pipeline in steps with a timeline."""
         step_s = time.perf_counter() - self._start
         layout, engine = self.run.layout, self.engine
-        checkpoint_s, self._stall_s = stall_s - self._stall_s, stall_s
         instructions, memory = self._gather() if self._recorder.active else (None, ())
         norm = engine.get_global_grad_norm()
         record: dict[str, Any] = {}
@@ -129,7 +130,7 @@ class Telemetry:
             hfu=utilization(self._hardware_flops, step_s, layout.world_size, self.peak),
             bubble_theory=layout.bubble,
             data_s=self._data_s,
-            checkpoint_s=checkpoint_s or None,
+            checkpoint_s=self._checkpoint_s or None,
             **record,
         )
 

@@ -109,6 +109,7 @@ class TimelineRecorder:
         self.active = False
         self._open: list[tuple[InstructionKind, int, float]] = []
         self._done: list[tuple[InstructionKind, int, float, float]] = []
+        self._held_up: Instruction | None = None
         self._span: AbstractContextManager[None] = _Span(self)
 
     @property
@@ -116,8 +117,14 @@ class TimelineRecorder:
         """Kind and micro-batch of the innermost open instruction, for the watchdog of a hanging step."""
         return self._open[-1][:2] if self._open else None
 
-    def begin_step(self) -> None:
-        """Start recording."""
+    def begin_step(self, checkpoint_s: float = 0.0) -> None:
+        """Start recording. Saving has held up training for `checkpoint_s` until now, which belongs to the step."""
+        now = time.perf_counter() - self.clock_offset_s
+        self._held_up = (
+            Instruction(self.stage, self.rank, "checkpoint", NO_MICRO_BATCH, now - checkpoint_s, now)
+            if checkpoint_s > 0
+            else None
+        )
         self.active = True
         self._open.clear()
         self._done.clear()
@@ -150,4 +157,8 @@ class TimelineRecorder:
         ]
         self._open.clear()
         self._done.clear()
-        return sorted(found, key=lambda i: (i.start_s, -i.end_s))
+        return self._in_order(found)
+
+    def _in_order(self, found: list[Instruction]) -> list[Instruction]:
+        held_up = [] if self._held_up is None else [self._held_up]
+        return sorted(held_up + found, key=lambda i: (i.start_s, -i.end_s))

@@ -70,8 +70,8 @@ def run(trained: tuple[Path, str]) -> Run:
 
 def test_the_run_directory_is_complete(run: Run) -> None:
     assert [row["step"] for row in run.steps] == list(range(1, MORE + 1))
-    # Every third step, and the second one.
-    assert list(run.timelines) == [2, 3, 6, 9]
+    # Every third step, the second one, and the one that the checkpoint after step 4 held up.
+    assert list(run.timelines) == [2, 3, 5, 6, 9]
     assert [step for step, _ in run.series("eval_loss")] == [4, 8, 11]
     assert run.info["layout"]["pipeline"] == 2
     for row in run.steps:
@@ -82,7 +82,12 @@ def test_the_run_directory_is_complete(run: Run) -> None:
             assert 0 < row["bubble_measured"] < 1
             assert len(row["memory_bytes"]) == 2
             assert min(row["memory_bytes"]) > 50e6
-            assert sum(row["bubble_parts_s"].values()) <= row["step_s"]
+            held_up = row.get("checkpoint_s", 0.0)
+            assert (held_up > 0) == (row["step"] == 5)
+            saving = {i.stage: i.duration_s for i in run.timelines[row["step"]] if i.kind == "checkpoint"}
+            assert saving.get(0, 0.0) == pytest.approx(held_up, abs=1e-6)
+            assert row["bubble_parts_s"]["checkpoint"] == pytest.approx(sum(saving.values()) / 2, abs=1e-6)
+            assert sum(row["bubble_parts_s"].values()) <= row["step_s"] + held_up
 
 
 def test_a_timeline_has_every_instruction_of_the_schedule(run: Run) -> None:
