@@ -198,10 +198,10 @@ def _refused(capsys: pytest.CaptureFixture[str], checkpoint: Path, out: Path) ->
     return captured.err
 
 
-def test_optimizer_state_that_does_not_convert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimizer_state_that_does_not_convert(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without ZeRO it lies in the engine's state: refused with the way out, not dropped."""
     run_ranks(train, 1, Layout(zero_stage=0), str(tmp_path / "run"), SAVE_AT, (SAVE_AT,))
-    message = _refused(capsys, tmp_path / "run", tmp_path / "out")
+    message = _refused(capfd, tmp_path / "run", tmp_path / "out")
     assert "zero_optimization.stage 0" in message and "--weights-only" in message
     assert _reshape(tmp_path / "run", tmp_path / "out", "--weights-only") == 0
 
