@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mdsp.checkpoint.atomic import sync_directory, write_at, write_atomic
 from mdsp.checkpoint.hf_map import hf_pieces
@@ -128,24 +129,25 @@ class HfWriter:
 
     def write_layer(self, layer: int) -> dict[str, str]:
         """Write the tensors of a pipeline layer; returns their hashes by name."""
-        self.weights.verify(layer)
-        hashes = {}
-        for entry in self._by_layer[layer]:
-            place = self.entries[entry.name]
-            runs = hf_pieces(entry, lambda parameter: self.weights.pieces(parameter, 1, 0))
-            hashes[entry.name] = write_pieces(
-                self._descriptors[self.file_of[entry.name]],
-                place.start,
-                entry.name,
-                runs,
-                entry.shape,
-                place.dtype,
-                self.progress,
-                self._locks[self.file_of[entry.name]],
-            )
+        with self.weights.checked(layer) as see:
+            hashes = {entry.name: self._write_tensor(entry, see) for entry in self._by_layer[layer]}
         for file in {self.file_of[entry.name] for entry in self._by_layer[layer]}:
             self.syncer.add(self.directory / file)
         return hashes
+
+    def _write_tensor(self, entry: TensorMap, see: Callable[[Tensor], None]) -> str:
+        place, file = self.entries[entry.name], self.file_of[entry.name]
+        return write_pieces(
+            self._descriptors[file],
+            place.start,
+            entry.name,
+            hf_pieces(entry, lambda parameter: self.weights.pieces(parameter, 1, 0)),
+            entry.shape,
+            place.dtype,
+            self.progress,
+            self._locks[file],
+            see,
+        )
 
     def accept_layer(self, layer: int, recorded: dict[str, str]) -> bool:
         """Take over the tensors of a layer that an earlier run wrote, if each matches its recorded hash."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,16 +53,19 @@ class Pieces:
         """The whole, in memory of its own."""
         return torch.cat(self.views, self.dim)
 
-    def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
+    def chunks(self, dtype: torch.dtype, see: Callable[[Tensor], None] | None = None) -> Iterator[Tensor]:
         """The elements in row-major order as contiguous one-dimensional tensors of about `CHUNK_BYTES`.
 
         What is already contiguous and of this type is not copied. The rest goes through one buffer per thread, so a
-        chunk is valid until the thread asks for the next one.
+        chunk is valid until the thread asks for the next one. `see` gets the views before they are read.
         """
         for rows in self.views if self.dim == 0 else (self.views,):
             parts: Sequence[Tensor] = (rows,) if isinstance(rows, Tensor) else rows
             if len(parts) == 1 and parts[0].is_contiguous() and parts[0].dtype == dtype:
-                yield from parts[0].reshape(-1).split(max(1, CHUNK_BYTES // parts[0].element_size()))
+                for chunk in parts[0].reshape(-1).split(max(1, CHUNK_BYTES // parts[0].element_size())):
+                    if see is not None:
+                        see(chunk)
+                    yield chunk
                 continue
             count = parts[0].shape[0]
             widths = [part.shape[1] if part.dim() > 1 else 1 for part in parts]
@@ -74,7 +77,10 @@ class Pieces:
                 chunk = buffer[: rows_here * width]
                 columns = chunk.view(rows_here, width).split(widths, dim=1)
                 for part, column in zip(parts, columns, strict=True):
-                    column.copy_(part[start : start + rows_here].reshape(rows_here, -1))
+                    rows_of_part = part[start : start + rows_here]
+                    if see is not None:
+                        see(rows_of_part)
+                    column.copy_(rows_of_part.reshape(rows_here, -1))
                 yield chunk
 
 

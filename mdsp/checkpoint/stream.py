@@ -43,12 +43,13 @@ def write_pieces(
     dtype: torch.dtype,
     progress: Callable[[int], None],
     lock: AbstractContextManager[object] | None = None,
+    see: Callable[[Tensor], None] | None = None,
 ) -> str:
     """Write a tensor of `shape`: the runs one after the other, then zeros up to its size; returns its hash.
 
     The zeros (vocabulary padding) are hashed but not written: the file has a hole there. `progress` gets numbers of
     bytes as they are done. `lock` is held while the file is written to, where other threads write into it too: the
-    system lets in one at a time, and those that wait for it spin on their cores.
+    system lets in one at a time, and those that wait for it spin on their cores. `see` gets what is about to be read.
 
     Raises:
         CheckpointError: a NaN in the tensor `name`, or a value that became infinite in the new type.
@@ -68,7 +69,7 @@ def write_pieces(
 
     for run in runs:
         converted = run.dtype != dtype
-        for chunk in run.chunks(dtype):
+        for chunk in run.chunks(dtype, see):
             if chunk.numel() == 0:
                 continue
             _refuse_unusable(name, chunk, converted)

@@ -7,6 +7,8 @@ conversion, comparison and the start of training from `{"from_hf": DIR}` read.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +21,8 @@ from mdsp.checkpoint.hf_reader import HfDirectory, load_pickle
 from mdsp.checkpoint.layout import stored_parameters
 from mdsp.checkpoint.manifest import StoredTensor, manifest_bytes, read_manifest, stored_path
 from mdsp.checkpoint.partial import refuse_partial
-from mdsp.checkpoint.pieces import Pieces, raw_bytes
+from mdsp.checkpoint.pieces import Pieces
+from mdsp.checkpoint.source_hashes import SourceHashes
 from mdsp.errors import CheckpointError
 from mdsp.families import get_family, model_config_from_hf
 from mdsp.families.tensors import by_parameter
@@ -56,6 +59,13 @@ class Weights(Protocol):
 
     def verify(self, layer: int) -> None:
         """Check what is stored for a pipeline layer against its hashes, where there are any; once."""
+        ...
+
+    def checked(self, layer: int) -> AbstractContextManager[Callable[[Tensor], None]]:
+        """`verify` beside the reading of a layer: the function gets views of it before they are read.
+
+        What was made of the layer is good only when the context has been left without an error.
+        """
         ...
 
     def fingerprint(self) -> str:
@@ -101,6 +111,11 @@ class HfWeights:
 
     def verify(self, layer: int) -> None:
         """Hugging Face files carry no hashes; their structure was checked when they were opened."""
+
+    @contextmanager
+    def checked(self, layer: int) -> Iterator[Callable[[Tensor], None]]:
+        """Nothing to check, as in `verify`."""
+        yield lambda view: None
 
     def fingerprint(self) -> str:
         """Identifies the content by `config.json`, the headers and the files' sizes and times."""
@@ -174,35 +189,44 @@ class ShardedWeights:
         Raises:
             CheckpointError: naming the tensor that is damaged or differs between ranks.
         """
+        with self.checked(layer):
+            pass
+
+    @contextmanager
+    def checked(self, layer: int) -> Iterator[Callable[[Tensor], None]]:
+        """`verify` beside the reading of a layer: what the function sees in order is not read again.
+
+        Raises:
+            CheckpointError: as `verify`, at the end. An error of the caller's about the values (a NaN) gives way to it,
+                since damage explains it.
+        """
         with self._lock:
-            if layer in self._verified:
-                return
+            new = layer not in self._verified
             self._verified.add(layer)
-        for parameter in stored_parameters(self.config, layer):
-            entries = self._stored[parameter.name]
-            for entry in entries:
-                self.verify_tensor(entry)
-            if parameter.shard(self.manifest.tensor, 0) is None and len({entry.hash for entry in entries}) > 1:
+        parameters = stored_parameters(self.config, layer) if new else ()
+        entries = [entry for parameter in parameters for entry in self._stored[parameter.name]]
+        hashes = SourceHashes([self.stored_tensor(entry) for entry in entries])
+        try:
+            yield hashes.see
+        except CheckpointError:
+            self._compare(parameters, entries, hashes.finish())
+            raise
+        self._compare(parameters, entries, hashes.finish())
+
+    def _compare(self, parameters: Sequence[Parameter], entries: Sequence[StoredTensor], found: Sequence[str]) -> None:
+        for entry, digest in zip(entries, found, strict=True):
+            if digest != entry.hash:
+                raise CheckpointError(
+                    f"{self.directory / entry.file}: {entry.key} does not match its hash; the file is damaged, use "
+                    f"another checkpoint"
+                )
+        for parameter in parameters:
+            copies = {entry.hash for entry in self._stored[parameter.name]}
+            if parameter.shard(self.manifest.tensor, 0) is None and len(copies) > 1:
                 raise CheckpointError(
                     f"{self.directory}: {parameter.name} should be the same on all {self.manifest.tensor} tensor "
                     f"ranks, but its copies differ; the checkpoint is not consistent"
                 )
-
-    def verify_tensor(self, entry: StoredTensor) -> None:
-        """Compare one stored tensor with its hash.
-
-        Raises:
-            CheckpointError: it differs.
-        """
-        digest = xxhash.xxh3_128()
-        tensor = self.stored_tensor(entry)
-        for chunk in Pieces((tensor,)).chunks(tensor.dtype):
-            digest.update(raw_bytes(chunk))
-        if digest.hexdigest() != entry.hash:
-            raise CheckpointError(
-                f"{self.directory / entry.file}: {entry.key} does not match its hash; the file is damaged, use another "
-                f"checkpoint"
-            )
 
     def fingerprint(self) -> str:
         """Identifies the content: the manifest holds a hash of every tensor."""
