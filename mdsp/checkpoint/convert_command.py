@@ -233,8 +233,11 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    from mdsp.checkpoint.partial import refuse_partial
     from mdsp.checkpoint.show import describe
 
+    if not args.path.exists():
+        refuse_partial(args.path)  # perhaps its conversion was only begun
     if not args.path.is_dir():
         raise ConfigError(f"{args.path} is not a directory")
     values = describe(args.path)
