@@ -18,7 +18,8 @@ from mdsp.checkpoint.hf_writer import INDEX, HfWriter
 from mdsp.checkpoint.jobs import run_jobs
 from mdsp.checkpoint.layout import HF_FILES
 from mdsp.checkpoint.partial import JOURNAL
-from mdsp.checkpoint.safetensors_file import read_header
+from mdsp.checkpoint.pieces import Pieces
+from mdsp.checkpoint.safetensors_file import map_file, map_tensor, read_header
 from mdsp.checkpoint.stream import hash_pieces
 from mdsp.checkpoint.weights import HfWeights, ShardedWeights, dtype_name
 from mdsp.errors import CheckpointError, ConfigError
@@ -106,25 +107,23 @@ class HfOutput:
 
     def _other_values(self, writer: HfWriter, progress: Progress, threads: int) -> str | None:
         progress.start(writer.total_bytes)
-        layers, other = writer.layers, []
-        maps = {layer: [m for m in writer.maps if m.pieces[0].parameter.layer == layer] for layer in layers}
+        maps = {layer: [m for m in writer.maps if m.pieces[0].parameter.layer == layer] for layer in writer.layers}
+        mapped = {file: map_file(writer.directory / file) for file in writer.files}
+        other: list[str] = []
 
         def compare(index: int) -> None:
-            layer = layers[index]
+            layer = writer.layers[index]
             self.weights.verify(layer)
-            expected = {
-                entry.name: hash_pieces(
-                    hf_pieces(entry, lambda parameter: self.weights.pieces(parameter, 1, 0)),
-                    writer.entries[entry.name].dtype,
-                )
-                for entry in maps[layer]
-            }
-            if not writer.accept_layer(layer, expected):
-                other.append(layer)
-            progress.advance(writer.layer_bytes(layer))
+            for entry in maps[layer]:
+                place = writer.entries[entry.name]
+                there = map_tensor(mapped[writer.file_of[entry.name]], place)
+                wanted = hf_pieces(entry, lambda parameter: self.weights.pieces(parameter, 1, 0))
+                if hash_pieces((Pieces((there,)),), place.dtype) != hash_pieces(wanted, place.dtype):
+                    other.append(entry.name)
+                progress.advance(place.size)
 
-        run_jobs(range(len(layers)), compare, threads)
-        return f"{maps[min(other)][0].name} or a tensor near it has other values" if other else None
+        run_jobs(range(len(writer.layers)), compare, threads)
+        return f"tensor {min(other)} has other values" if other else None
 
 
 def _other_headers(writer: HfWriter) -> str | None:

@@ -19,6 +19,8 @@ import transformers
 from mdsp.checkpoint.weights import open_weights
 from mdsp.cli import main
 from mdsp.errors import MdspError
+from tests.checkpoint.jobs import Layout, train
+from tests.harness import run_ranks
 
 torch.set_num_threads(1)  # a forked process has no thread pool
 
@@ -59,19 +61,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def _commands(source: Path, work: Path) -> dict[str, Callable[[Path], list[str]]]:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of training, with optimizer state."""
+    directory = tmp_path_factory.mktemp("trained")
+    run_ranks(train, 4, Layout(tensor=2, data=2), str(directory), 1, (1,))
+    return directory
+
+
+def _commands(source: Path, trained: Path, work: Path) -> dict[str, Callable[[Path], list[str]]]:
     sharded = work / "sharded"
     assert main(["convert", "from-hf", str(source), str(sharded), "--tensor", "4", "--quiet"]) == 0
     return {
         "from-hf": lambda out: ["convert", "from-hf", str(source), str(out), "--tensor", "2", "--pipeline", "3"],
         "reshape": lambda out: ["convert", "reshape", str(sharded), str(out), "--tensor", "2", "--pipeline", "2"],
+        "reshape-training": lambda out: ["convert", "reshape", str(trained), str(out), "--tensor", "4"],
         "to-hf": lambda out: ["convert", "to-hf", str(sharded), str(out), "--max-shard-size", "9MB"],
     }
 
 
-@pytest.mark.parametrize("name", ["from-hf", "reshape", "to-hf"])
-def test_killed_at_random_times(name: str, model: Path, tmp_path: Path) -> None:
-    command = _commands(model, tmp_path)[name]
+@pytest.mark.parametrize("name", ["from-hf", "reshape", "reshape-training", "to-hf"])
+def test_killed_at_random_times(name: str, model: Path, trained: Path, tmp_path: Path) -> None:
+    command = _commands(model, trained, tmp_path)[name]
     begun = time.perf_counter()
     assert _in_child(lambda: main(command(tmp_path / "undisturbed"))) == 0
     length = time.perf_counter() - begun
@@ -95,14 +106,18 @@ def test_killed_at_random_times(name: str, model: Path, tmp_path: Path) -> None:
     assert killed
 
 
-@pytest.mark.parametrize("name", ["from-hf", "to-hf"])
-def test_no_room_for_a_file(name: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = _commands(model, tmp_path)[name]
+@pytest.mark.parametrize(
+    ("name", "limit"), [("from-hf", 1_000_000), ("to-hf", 1_000_000), ("reshape-training", 20_000)]
+)
+def test_no_room_for_a_file(
+    name: str, limit: int, model: Path, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = _commands(model, trained, tmp_path)[name]
     assert main(command(tmp_path / "undisturbed")) == 0
     out = tmp_path / "out"
 
     def limited() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         return main(command(out))
 
     assert _in_child(limited) == 2
@@ -113,9 +128,9 @@ def test_no_room_for_a_file(name: str, model: Path, tmp_path: Path, capfd: pytes
     assert _contents(out) == _contents(tmp_path / "undisturbed")
 
 
-def test_damage_done_meanwhile_is_repaired(model: Path, tmp_path: Path) -> None:
+def test_damage_done_meanwhile_is_repaired(model: Path, trained: Path, tmp_path: Path) -> None:
     """Finished layers are taken over only if they still match their hashes."""
-    command = _commands(model, tmp_path)["from-hf"]
+    command = _commands(model, trained, tmp_path)["from-hf"]
     assert main(command(tmp_path / "undisturbed")) == 0
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     while not list(partial.glob("*/layer_*.pt")):
@@ -131,8 +146,10 @@ def test_damage_done_meanwhile_is_repaired(model: Path, tmp_path: Path) -> None:
     assert _contents(out) == _contents(tmp_path / "undisturbed")
 
 
-def test_another_command_does_not_continue(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = _commands(model, tmp_path)["from-hf"]
+def test_another_command_does_not_continue(
+    model: Path, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = _commands(model, trained, tmp_path)["from-hf"]
     out = tmp_path / "out"
     while not (tmp_path / "out.partial").exists():
         _in_child(lambda: main(command(out)), 0.05)
