@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mdsp.checkpoint.counters import Counters
+from mdsp.checkpoint.lock import DirectoryLock
 from mdsp.checkpoint.resume import find_checkpoint, load_training_checkpoint
 from mdsp.checkpoint.rotation import prune, remove_leftovers
 from mdsp.checkpoint.saving import PendingSave
@@ -39,6 +40,9 @@ class Checkpoints:
             run: `mdsp.checkpoint` says when.
             directory: where; None: nothing is saved, but requests to stop are heard.
             note: told, on every rank, what happens.
+
+        Raises:
+            CheckpointError: on all ranks alike: another job uses the directory, or it cannot be made.
         """
         self._engine = engine
         self._run = run
@@ -50,10 +54,21 @@ class Checkpoints:
         self._saved_step: int | None = None
         self._saved_time = time.monotonic()
         self._stall_s = 0.0
+        self._lock: DirectoryLock | None = None
+        problem: list[str | None] = [None]
         if directory is not None and dist.get_rank() == 0:
-            for path in remove_leftovers(directory):
-                note(f"removed {path}, which an interrupted run left behind")
-        dist.barrier()
+            try:
+                self._lock = DirectoryLock(directory)
+            except CheckpointError as error:
+                problem = [str(error)]
+            except OSError as error:
+                problem = [f"mdsp.checkpoint.dir = {directory} cannot be written: {error.strerror}"]
+            else:
+                for path in remove_leftovers(directory):
+                    note(f"removed {path}, which an interrupted run left behind")
+        dist.broadcast_object_list(problem, src=0)
+        if problem[0] is not None:
+            raise CheckpointError(problem[0])
 
     @property
     def stall_s(self) -> float:
@@ -129,6 +144,8 @@ class Checkpoints:
         if self._pending is not None:
             self._finish(must_succeed=True)
         self._signals.restore()
+        if self._lock is not None:
+            self._lock.close()
 
     def roll_back(self, guard: LossGuard, counters: Counters, cursor: int) -> Counters:
         """Return to the newest checkpoint, and leave out the samples of the step that began at `cursor`. Collective.

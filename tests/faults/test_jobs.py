@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from deepspeed.runtime.pipe.schedule import ForwardPass
 
+from mdsp.checkpoint.lock import DirectoryLock
 from mdsp.engine.engine import MdspEngine
 from tests.faults.job import Job, final_hashes, left_behind, write_config
 
@@ -84,6 +85,30 @@ def _no_large_files(rank: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
+def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
+    """The second is told, once, and removes nothing of the first; a killed job holds nothing."""
+    config = write_config(tmp_path, STEPS, INTERVAL)
+    saving = tmp_path / "checkpoints" / ".saving-global_step4"
+    saving.mkdir(parents=True)
+    ready, written = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        DirectoryLock(tmp_path / "checkpoints")
+        os.write(written, b".")
+        signal.pause()
+    os.read(ready, 1)
+    with Job(config) as job:
+        assert job.wait() == 2, job.output() + job.logs()
+    (message,) = errors_in(job.output())
+    assert f"in use by another job (process {holder} on " in message
+    assert saving.is_dir()
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    with Job(config, overrides=["mdsp.train.steps=4"]) as job:
+        assert job.wait() == 0, job.output() + job.logs()
+    assert not saving.exists()
+
+
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path, undisturbed: Hashes) -> None:
     config = write_config(tmp_path, STEPS, INTERVAL)
     with Job(config, overrides=[f"mdsp.train.steps={INTERVAL}", f"mdsp.train.schedule.total={STEPS}"]) as job:
@@ -93,7 +118,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path, undistur
     assert f"rank 1: {os.strerror(errno.EFBIG)}" in " ".join(job.output().split())
     assert "warning: checkpoint" in " ".join(job.output().split())  # those in the middle do not end the run
     assert len(errors_in(job.output())) == 1
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"global_step4", "latest"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"global_step4", "latest", ".lock"}
     assert_finishes(config, undisturbed, says="global_step4, after step 4")
 
 
