@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,9 +62,13 @@ def write_file(state: Any, path: Path, name: str) -> WrittenFile:
     return WrittenFile(StoredFile(file=name, size=size, hash=digest), tensors)
 
 
+_one_reader = threading.Lock()
+
+
 @contextmanager
 def _safe_classes() -> Iterator[None]:
-    with torch.serialization.safe_globals(cast(Any, SAFE_CLASSES)):
+    # torch keeps one list for all threads, and the first that is done takes the classes off it.
+    with _one_reader, torch.serialization.safe_globals(cast(Any, SAFE_CLASSES)):
         yield
 
 
