@@ -28,7 +28,7 @@ class Comparison:
     """What `compare` found."""
 
     parameters: int
-    """Parameters that both have."""
+    """Parameters, or other tensors, that both have."""
     differences: tuple[str, ...]
     """One line per difference; empty when the two are the same."""
 

@@ -209,15 +209,22 @@ def _reshape(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     from mdsp.checkpoint.check import LOGITS_TOLERANCE, compare, compare_activations
+    from mdsp.checkpoint.optimizer_check import compare_optimizer_states
 
     result = compare(args.a, args.b)
-    for line in result.differences[:_SHOWN_DIFFERENCES]:
+    states = compare_optimizer_states(args.a, args.b)
+    differences = result.differences + (() if isinstance(states, str) else states.differences)
+    for line in differences[:_SHOWN_DIFFERENCES]:
         print(f"differs: {line}")
-    if len(result.differences) > _SHOWN_DIFFERENCES:
-        print(f"... and {len(result.differences) - _SHOWN_DIFFERENCES} more differences")
+    if len(differences) > _SHOWN_DIFFERENCES:
+        print(f"... and {len(differences) - _SHOWN_DIFFERENCES} more differences")
     if not result.differences:
         print(f"the same: {result.parameters} parameters, equal by hash")
-    code = 1 if result.differences else 0
+    if isinstance(states, str):
+        print(f"optimizer state: {states}")
+    elif not states.differences:
+        print(f"optimizer state: the same, {states.parameters} tensors")
+    code = 1 if differences else 0
     if args.logits:
         layers = compare_activations(args.a, args.b)
         first = next((layer for layer in layers if not layer.relative <= LOGITS_TOLERANCE), None)

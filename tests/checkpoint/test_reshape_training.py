@@ -161,7 +161,9 @@ def test_the_commands_tell_what_is_there(pristine: Path, tmp_path: Path, capsys:
     assert main(["checkpoint", "list", str(out)]) == 0
     assert "TP4 PP2 " in (listed := capsys.readouterr().out) and "complete, for any layout" in listed
     assert main(["checkpoint", "verify", str(out)]) == 0
+    capsys.readouterr()
     assert main(["convert", "check", str(pristine), str(out)]) == 0
+    assert "the same, 204 tensors" in capsys.readouterr().out  # 68 parameters: master weight and two moments each
     to_hf(pristine, tmp_path / "a")
     to_hf(out, tmp_path / "b")
     assert_same_bytes(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b"))
@@ -244,6 +246,28 @@ def test_states_that_are_no_use(checkpoint: Path, tmp_path: Path, capsys: pytest
     _rewrite(checkpoint, "zero_pp_rank_0_mp_rank_00_optim_states.pt", elastic)
     message = _refused(capsys, checkpoint, out)
     assert "rigid form" in message and "--weights-only" in message
+
+
+def test_check_compares_optimizer_states(
+    checkpoint: Path, pristine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def grow(state: dict[str, Any]) -> None:
+        flat = state["optimizer_state_dict"]
+        mapping = next(m for name, m in flat["param_slice_mappings"][0].items() if name.startswith("3."))
+        flat["base_optimizer_state"]["state"][0]["exp_avg"][mapping.start] += 1
+
+    _rewrite(checkpoint, "zero_pp_rank_0_mp_rank_00_optim_states.pt", grow)
+    assert _reshape(checkpoint, tmp_path / "out", "--tensor", "4") == 0
+    capsys.readouterr()
+    for other in (checkpoint, tmp_path / "out"):
+        assert main(["convert", "check", str(pristine), str(other)]) == 1
+        printed = capsys.readouterr().out
+        assert printed.count("differs: ") == 1 and "differs: optimizer state: exp_avg of blocks.1." in printed
+    assert main(["convert", "check", str(checkpoint), str(tmp_path / "out")]) == 0
+    to_hf(pristine, tmp_path / "hf")
+    capsys.readouterr()
+    assert main(["convert", "check", str(pristine), str(tmp_path / "hf")]) == 0
+    assert f"optimizer state: only in {pristine}" in capsys.readouterr().out
 
 
 def test_a_source_that_is_damaged(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
