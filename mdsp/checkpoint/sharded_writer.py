@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mdsp.checkpoint.atomic import TEMPORARY_SUFFIX, sync_directory
 from mdsp.checkpoint.hashing import file_hash
@@ -71,10 +72,8 @@ class ShardedWriter:
 
     def write_layer(self, layer: int) -> dict[str, Any]:
         """Write a layer's files; returns their tensors and hashes as the journal keeps them."""
-        self.weights.verify(layer)
-        stored: list[StoredTensor] = []
-        for rank in range(self.target.tensor):
-            stored += self._write_rank(layer, rank)
+        with self.weights.checked(layer) as see:
+            stored = [entry for rank in range(self.target.tensor) for entry in self._write_rank(layer, rank, see)]
         self.tensors[layer] = tuple(stored)
         self.files[layer] = tuple(self._whole(layer_file(layer, rank)) for rank in self._hashed_ranks())
         return {
@@ -89,7 +88,7 @@ class ShardedWriter:
         path = self.directory / name
         return StoredFile(file=name, size=path.stat().st_size, hash=file_hash(path))
 
-    def _write_rank(self, layer: int, rank: int) -> list[StoredTensor]:
+    def _write_rank(self, layer: int, rank: int, see: Callable[[Tensor], None]) -> list[StoredTensor]:
         tensor, name = self.target.tensor, layer_file(layer, rank)
         path = self.directory / name
         temporary = path.with_name(name + TEMPORARY_SUFFIX)
@@ -103,7 +102,9 @@ class ShardedWriter:
                 shape, dtype = shapes[one.attribute]
                 runs = (self.weights.pieces(one, tensor, rank),)
                 title = self._names.get(one.name, one.name)
-                digest = write_pieces(descriptor, offsets[one.attribute], title, runs, shape, dtype, self.progress)
+                digest = write_pieces(
+                    descriptor, offsets[one.attribute], title, runs, shape, dtype, self.progress, see=see
+                )
                 stored.append(
                     StoredTensor(
                         parameter=one.name,
