@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import re
 import sys
 import time
@@ -100,6 +102,8 @@ def main(args: argparse.Namespace) -> int:
         "check": _check,
         "show": _show,
     }
+    # The interpreter's last search for garbage goes through all of torch's modules, a tenth of a short conversion.
+    atexit.register(gc.freeze)
     return actions[args.convert_command](args)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 2**19
+CHUNK_BYTES = 2**20
 """Bytes that are handled at a time: large enough to be fast, small enough to stay in a core's cache for all passes."""
 
 
