@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     reshape.add_argument("out", type=Path, metavar="OUT", help="directory to make")
     degrees(reshape)
     reshape.add_argument(
-        "--weights-only", action="store_true", help="leave optimizer state and counters of training behind"
+        "--weights-only", action="store_true", help="leave the optimizer state of a checkpoint of training behind"
     )
     common(reshape)
     check = add("check", "compare two checkpoints of any kind, tensor by tensor; exit code 1 when they differ")

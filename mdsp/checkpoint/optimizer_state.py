@@ -7,7 +7,6 @@ parameter is a sequence of runs of rows that are views of the files.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -17,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mdsp.checkpoint.engine_io import read_file
-from mdsp.checkpoint.hashing import file_hash
+from mdsp.checkpoint.checked_files import CheckedFiles
 from mdsp.checkpoint.layout import optimizer_file
-from mdsp.checkpoint.manifest import Manifest, StoredFile, stored_path
+from mdsp.checkpoint.manifest import Manifest, StoredFile
 from mdsp.checkpoint.pieces import Pieces
 from mdsp.checkpoint.universal import GLOBAL_STATE, MASTER_WEIGHT, STEP, engine_name, state_folder
 from mdsp.errors import CheckpointError
@@ -72,7 +70,7 @@ def open_optimizer_state(directory: Path, manifest: Manifest, verify: bool) -> O
             f"{directory} was saved with zero_optimization.stage {training.zero_stage}, and only stage 1 keeps the "
             f"optimizer state in a form that converts"
         )
-    files = _Files(directory, manifest.files, verify)
+    files = CheckedFiles(directory, manifest.files, verify)
     state: OptimizerState
     if training.optimizer_form == "universal":
         state = UniversalState(files, manifest.files)
@@ -80,35 +78,6 @@ def open_optimizer_state(directory: Path, manifest: Manifest, verify: bool) -> O
         state = OptimizerShards(files, manifest)
     state.bytes_per_element()  # looks into a file: another form is refused before anything is begun
     return state
-
-
-class _Files:
-    """Files of a checkpoint: each is opened once, mapped, and compared with its hash before that if `verify`."""
-
-    def __init__(self, directory: Path, stored: tuple[StoredFile, ...], verify: bool) -> None:
-        self.directory = directory
-        self._hashes = {file.file: file.hash for file in stored}
-        self._verify = verify
-        self._opened: dict[str, Any] = {}
-        self._locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def open(self, name: str) -> Any:
-        """What the file holds."""
-        with self._lock:
-            lock = self._locks.setdefault(name, threading.Lock())
-        with lock:
-            if name not in self._opened:
-                if self._verify and file_hash(stored_path(self.directory, name)) != self._hashes.get(name):
-                    raise CheckpointError(
-                        f"{self.directory / name} does not match its hash; the file is damaged, use another checkpoint"
-                    )
-                self._opened[name] = self.peek(name)
-            return self._opened[name]
-
-    def peek(self, name: str) -> Any:
-        """What the file holds, not compared with its hash: for sizes and types, not for values."""
-        return read_file(stored_path(self.directory, name), mmap=True)
 
 
 @dataclass(frozen=True)
@@ -124,7 +93,7 @@ class _Fragment:
 class OptimizerShards:
     """ZeRO-1 files, one per rank."""
 
-    def __init__(self, files: _Files, manifest: Manifest) -> None:
+    def __init__(self, files: CheckedFiles, manifest: Manifest) -> None:
         assert manifest.training is not None
         self._files = files
         self._tensor = manifest.tensor
@@ -261,7 +230,7 @@ def side_by_side(shares: Sequence[Sequence[Tensor]]) -> Runs:
 class UniversalState:
     """DeepSpeed's universal form: a file per parameter and state."""
 
-    def __init__(self, files: _Files, stored: tuple[StoredFile, ...]) -> None:
+    def __init__(self, files: CheckedFiles, stored: tuple[StoredFile, ...]) -> None:
         self._files = files
         self._keys: dict[str, list[str]] = {}
         for file in stored:
@@ -271,7 +240,7 @@ class UniversalState:
     @classmethod
     def at(cls, directory: Path, stored: tuple[StoredFile, ...]) -> UniversalState:
         """The one in `directory`, whose files have been compared with their hashes."""
-        return cls(_Files(directory, stored, verify=False), stored)
+        return cls(CheckedFiles(directory, stored, verify=False), stored)
 
     def keys(self, parameter: Parameter) -> list[str]:
         """States of a parameter: `MASTER_WEIGHT`, the optimizer's own, and perhaps `STEP`."""
