@@ -18,7 +18,7 @@ from mdsp.checkpoint.rotation import (
     prune,
     remove_leftovers,
     step_of,
-    superfluous,
+    superfluous_in,
 )
 from mdsp.checkpoint.verify import open_any_manifest
 from mdsp.errors import CheckpointError, ConfigError
@@ -135,15 +135,7 @@ def _prune(directory: Path, keep_last: int, keep_every: int, leftovers: bool, dr
             f"more), and --keep-every is a number of steps, or 0"
         )
     verb = "would remove" if dry_run else "removed"
-    if dry_run:
-        complete = [
-            step
-            for path in checkpoints_in(directory)
-            if (path / MANIFEST).is_file() and (step := step_of(path)) is not None
-        ]
-        removed = [directory / f"global_step{step}" for step in superfluous(complete, keep_last, keep_every)]
-    else:
-        removed = prune(directory, keep_last, keep_every)
+    removed = (superfluous_in if dry_run else prune)(directory, keep_last, keep_every)
     if leftovers:
         half = [path for path in directory.iterdir() if path.name.startswith((SAVING_PREFIX, TRASH_PREFIX))]
         removed += half if dry_run else remove_leftovers(directory)

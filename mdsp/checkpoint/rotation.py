@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mdsp.checkpoint.atomic import sync_directory
+from mdsp.errors import CheckpointError
 
 SAVING_PREFIX = ".saving-"
 """Begins the name of a directory in which a checkpoint is being written."""
@@ -17,7 +18,7 @@ TRASH_PREFIX = ".trash-"
 UNIVERSAL_SUFFIX = "_universal"
 """Ends the name of the layout-independent form of a checkpoint, kept beside it."""
 
-_TAG = re.compile(r"global_step(\d+)")
+_TAG = re.compile(r"global_step(0|[1-9]\d*)")
 
 
 def tag_of(step: int) -> str:
@@ -82,23 +83,45 @@ def superfluous(steps: Iterable[int], keep_last: int, keep_every: int) -> list[i
     return [step for step in ordered[:-keep_last] if not (keep_every and step % keep_every == 0)]
 
 
-def prune(directory: Path, keep_last: int, keep_every: int) -> list[Path]:
-    """Remove superfluous complete checkpoints and their universal forms; returns what was removed.
+def superfluous_in(directory: Path, keep_last: int, keep_every: int, up_to: int | None = None) -> list[Path]:
+    """Checkpoints of a directory that do not stay, oldest first.
 
-    Directories without a manifest are left alone: they count for nothing, and are not ours to judge.
+    Only whole ones count as kept: with every file there and of its size, so that no damaged one takes the place of one
+    that can be resumed. What is newer than the oldest of these and is not whole, has no manifest, or is a link, is left
+    alone. With `up_to`, so is everything after that step: it is another run's.
     """
     from mdsp.checkpoint.layout import MANIFEST
 
-    complete = {
-        step: path
-        for path in checkpoints_in(directory)
-        if (path / MANIFEST).is_file() and (step := step_of(path)) is not None
-    }
-    removed = []
-    for step in superfluous(complete, keep_last, keep_every):
-        path = complete[step]
+    candidates: dict[int, Path] = {}
+    whole = 0
+    for path in checkpoints_in(directory):
+        step = step_of(path)
+        if step is None or (up_to is not None and step > up_to) or path.is_symlink() or not (path / MANIFEST).is_file():
+            continue
+        if whole < keep_last:
+            if not is_whole(path):
+                continue
+            whole += 1
+        candidates[step] = path
+    return [candidates[step] for step in superfluous(candidates, keep_last, keep_every)]
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a directory is a complete checkpoint with every file there and of its size; no byte is compared."""
+    from mdsp.checkpoint.verify import open_any_manifest
+
+    try:
+        open_any_manifest(path)
+    except (CheckpointError, OSError):
+        return False
+    return True
+
+
+def prune(directory: Path, keep_last: int, keep_every: int, up_to: int | None = None) -> list[Path]:
+    """Remove `superfluous_in` the directory and their universal forms; returns what was removed."""
+    removed = superfluous_in(directory, keep_last, keep_every, up_to)
+    for path in removed:
         # The universal form first: it must not outlive what it was made from.
         remove_tree(path.with_name(path.name + UNIVERSAL_SUFFIX))
         remove_tree(path)
-        removed.append(path)
     return removed

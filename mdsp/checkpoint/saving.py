@@ -19,7 +19,7 @@ from mdsp.checkpoint import manifest as files
 from mdsp.checkpoint.atomic import write_atomic
 from mdsp.checkpoint.counters import Counters
 from mdsp.checkpoint.engine_io import TrainingCheckpointEngine, WrittenFile, checkpoint_engine
-from mdsp.checkpoint.hf_files import copy_files
+from mdsp.checkpoint.hf_files import carried_files, copy_files
 from mdsp.checkpoint.layout import HF_FILES, LATEST, layer_file, stored_layers, stored_parameters
 from mdsp.checkpoint.manifest import Manifest, StoredFile, StoredTensor, TrainingState, write_manifest
 from mdsp.checkpoint.rotation import SAVING_PREFIX, publish_tree, tag_of
@@ -47,6 +47,8 @@ class PendingSave:
         self.counters = counters
         self.stall_s = 0.0
         """Seconds for which training stood still."""
+        self.remark: str | None = None
+        """What the finished checkpoint lacks, on rank 0."""
         self._run = run
         self._work = directory / f"{SAVING_PREFIX}{self.tag}"
         self._thread: threading.Thread | None = None
@@ -107,7 +109,9 @@ class PendingSave:
 
     def _publish(self, written: list[WrittenFile]) -> None:
         root = self._work / self.tag
-        hf_files = _carry_tokenizer(self._run, root)
+        # It was there when training started; to lose the weights as well would help nobody.
+        self.remark = tokenizer_problem(self._run)
+        hf_files = () if self.remark else _carry_tokenizer(self._run, root)
         stored = sorted((file.stored for file in written), key=lambda file: file.file)
         manifest = _manifest(self._run, self.counters, written, tuple(stored), hf_files)
         write_manifest(manifest, root)
@@ -182,14 +186,27 @@ def _manifest(
     )
 
 
+def tokenizer_problem(run: RunConfig) -> str | None:
+    """Why `mdsp.data.tokenizer` cannot go into a checkpoint; None when it can, or when there is none."""
+    if run.mdsp.data.tokenizer is None:
+        return None
+    source = Path(run.mdsp.data.tokenizer)
+    way_out = "give the directory that `mdsp prepare` wrote, or that of the Hugging Face model"
+    try:
+        if not source.is_dir():
+            return f"mdsp.data.tokenizer = {source} is not a directory; {way_out}"
+        if not carried_files(source):
+            return f"mdsp.data.tokenizer = {source} holds no files of a tokenizer; {way_out}"
+    except OSError as error:
+        return f"mdsp.data.tokenizer = {source} cannot be read: {error.strerror}"
+    return None
+
+
 def _carry_tokenizer(run: RunConfig, root: Path) -> tuple[StoredFile, ...]:
     """Copy the tokenizer into the checkpoint, so that an export needs nothing else."""
     if run.mdsp.data.tokenizer is None:
         return ()
-    source = Path(run.mdsp.data.tokenizer)
-    if not source.is_dir():
-        raise CheckpointError(f"mdsp.data.tokenizer = {source}: there is no such directory any more")
-    carried = copy_files(source, root / HF_FILES, f"{HF_FILES}/")
+    carried = copy_files(Path(run.mdsp.data.tokenizer), root / HF_FILES, f"{HF_FILES}/")
     for file in carried:
         descriptor = os.open(root / file.file, os.O_RDONLY)
         os.fsync(descriptor)

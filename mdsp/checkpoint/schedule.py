@@ -13,8 +13,8 @@ import torch.distributed as dist
 from mdsp.checkpoint.counters import Counters
 from mdsp.checkpoint.lock import DirectoryLock
 from mdsp.checkpoint.resume import find_checkpoint, load_training_checkpoint
-from mdsp.checkpoint.rotation import prune, remove_leftovers
-from mdsp.checkpoint.saving import PendingSave
+from mdsp.checkpoint.rotation import checkpoints_in, is_whole, prune, remove_leftovers, step_of
+from mdsp.checkpoint.saving import PendingSave, tokenizer_problem
 from mdsp.config.run_config import RunConfig
 from mdsp.engine.stop_signals import StopSignals, signal_name
 from mdsp.errors import CheckpointError
@@ -42,7 +42,8 @@ class Checkpoints:
             note: told, on every rank, what happens.
 
         Raises:
-            CheckpointError: on all ranks alike: another job uses the directory, or it cannot be made.
+            CheckpointError: on all ranks alike: another job uses the directory, or it cannot be made, or
+                `mdsp.data.tokenizer`, which goes into every checkpoint, is no tokenizer.
         """
         self._engine = engine
         self._run = run
@@ -66,6 +67,9 @@ class Checkpoints:
             else:
                 for path in remove_leftovers(directory):
                     note(f"removed {path}, which an interrupted run left behind")
+                problem = [tokenizer_problem(run)]
+                if others := _beyond(directory, engine.global_steps):
+                    note(others)
         dist.broadcast_object_list(problem, src=0)
         if problem[0] is not None:
             raise CheckpointError(problem[0])
@@ -130,11 +134,13 @@ class Checkpoints:
             return
         finally:
             self._stall_s += pending.stall_s
-        self._saved_step = pending.counters.step
+        self._saved_step = step = pending.counters.step
+        if pending.remark:
+            self._note(f"warning: {pending.remark}")
         self._note(f"checkpoint {path} (training stood still for {pending.stall_s:.2f} s)")
         if dist.get_rank() == 0:
             try:
-                for removed in prune(self._directory, self._config.keep_last, self._config.keep_every):
+                for removed in prune(self._directory, self._config.keep_last, self._config.keep_every, step):
                     self._note(f"removed {removed}")
             except OSError as error:
                 self._note(f"warning: old checkpoints could not be removed: {error}")
@@ -165,3 +171,15 @@ class Checkpoints:
         self._saved_step = loaded.step
         self._note(f"rolled back to {found.path}; samples {cursor} to {counters.samples} are left out from now on")
         return guard.rolled_back(loaded, (cursor, counters.samples), counters)
+
+
+def _beyond(directory: Path, start: int) -> str | None:
+    """A warning about another run's checkpoints in the directory, later than the step at which this run starts."""
+    later = [path for path in checkpoints_in(directory) if (step_of(path) or 0) > start and is_whole(path)]
+    if not later:
+        return None
+    return (
+        f'warning: {later[0]} is of another run, beyond step {start} where this one starts: resume "auto" would '
+        f"continue from it, and checkpoints of both runs mix. Remove what is not wanted, or set mdsp.checkpoint.dir to "
+        f"another place"
+    )

@@ -189,6 +189,19 @@ def test_list_and_verify(checkpoints: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["checkpoint", "verify", str(checkpoints / "global_step3")]) == 0
 
 
+@pytest.mark.parametrize("kind", ["truncated", "shard missing", "manifest missing", "manifest truncated"])
+def test_prune_keeps_what_can_be_resumed(kind: str, checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged checkpoint, or a link to one, does not count as one of those that stay."""
+    DAMAGE[kind](checkpoints / "global_step3")
+    (checkpoints / "global_step4").symlink_to("global_step2")
+    assert main(["checkpoint", "prune", str(checkpoints), "--keep-last", "1", "--dry-run"]) == 0
+    assert "would remove 1 in all" in capsys.readouterr().out
+    assert main(["checkpoint", "prune", str(checkpoints), "--keep-last", "1"]) == 0
+    left = ["global_step2", "global_step3", "global_step4", "latest"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == left
+    assert find_checkpoint(None, str(checkpoints / "global_step2")) is not None
+
+
 def test_prune(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoints / "global_step1_universal").mkdir()
     (checkpoints / ".trash-global_step0-1").mkdir()
