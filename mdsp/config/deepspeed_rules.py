@@ -160,6 +160,15 @@ def _optimizer_params(view: View) -> Problem | None:
     return None
 
 
+def _nesterov(view: View) -> Problem | None:
+    params = view.file.optimizer.params
+    if view.file.optimizer.type.lower() != "sgd" or params.get("nesterov") is not True:
+        return None
+    if params.get("momentum") and not params.get("dampening"):
+        return None
+    return Problem("optimizer.params.nesterov", True, "needs momentum above 0 and no dampening", "set them, or false")
+
+
 def _torch_adam(view: View) -> Problem | None:
     if view.file.optimizer.params.get("torch_adam") is not False:
         return None
@@ -184,6 +193,7 @@ RULES: tuple[Rule, ...] = (
     Rule("data_types.grad_accum_dtype", "fp32 with fp32", _fp32_accumulation),
     Rule("optimizer.type", "AdamW, Adam or SGD", _optimizer),
     Rule("optimizer.params", "arguments of that optimizer, with a learning rate", _optimizer_params),
+    Rule("optimizer.params.nesterov", "needs momentum above 0 and no dampening", _nesterov),
     Rule("optimizer.params.torch_adam", "true", _torch_adam),
     Rule("zero_allow_untested_optimizer", "true with SGD", _untested_sgd),
     Rule("scheduler", "not together with mdsp.train.schedule", _scheduler),

@@ -6,7 +6,7 @@ from DeepSpeed: that takes seconds and needs torch.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from mdsp.model.config import Frozen
 
 DataType = Literal["fp32", "bf16", "fp16"]
 OnOff = bool | None
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSection(Frozen):
@@ -31,7 +32,7 @@ class AdamParams(Frozen):
 
     lr: float = Field(gt=0)
     """Peak learning rate; `mdsp.train.schedule` scales it over time."""
-    betas: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    betas: list[Decay] | None = Field(default=None, min_length=2, max_length=2)
     """Decay of the first and second moment; torch's default is 0.9 and 0.999."""
     eps: float | None = Field(default=None, gt=0)
     """Added to the root of the second moment; torch's default is 1e-8."""
@@ -201,7 +202,7 @@ class CheckpointSection(Frozen):
 class RunFile(Frozen):
     """The whole JSON file."""
 
-    train_batch_size: int | None = Field(default=None, gt=0)
+    train_batch_size: int | None = Field(default=None, gt=0, le=1_000_000_000)
     """Samples per optimizer step: micro-batch x accumulation steps x data-parallel degree."""
     train_micro_batch_size_per_gpu: int | None = Field(default=None, gt=0)
     """Samples that go through the pipeline together."""

@@ -53,6 +53,8 @@ def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     origin, arms = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(type_text(arm, metadata) for arm in arms)
+    if origin is typing.Annotated:
+        return type_text(arms[0], [item for extra in arms[1:] for item in getattr(extra, "metadata", ())])
     if origin is typing.Literal:
         words = [json.dumps(arm) for arm in arms]
         return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

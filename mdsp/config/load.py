@@ -16,7 +16,7 @@ from mdsp.config.deepspeed_rules import OPTIMIZERS
 from mdsp.config.deepspeed_schema import RunFile
 from mdsp.config.keys import problems_of
 from mdsp.config.model_section import resolve_model
-from mdsp.config.problems import Problem, refuse
+from mdsp.config.problems import MOST_RANKS, Problem, refuse
 from mdsp.config.read import apply_overrides, read_json
 from mdsp.config.rules import batch_of, broken
 from mdsp.config.run_config import Layout, RunConfig
@@ -44,6 +44,8 @@ def resolve_run_config(document: dict[str, Any], world_size: int, source: str = 
     """The same for data that is already in memory; `source` begins the message of the error."""
     if world_size < 1:
         raise ConfigError(f"the number of ranks is {world_size}; it must be at least 1")
+    if world_size > MOST_RANKS:
+        raise ConfigError(f"the number of ranks is {world_size}; it must be at most {MOST_RANKS:,}")
     # null means "not set" at the top level, so that an override can take a section away.
     document = {key: copy.deepcopy(value) for key, value in document.items() if value is not None}
     problems: list[Problem] = []

@@ -12,6 +12,9 @@ from mdsp.errors import ConfigError
 MISSING: Final = object()
 """The value of a problem about a key that is not there."""
 
+MOST_RANKS: Final = 10_000_000
+"""More than any machine has; beyond it, to look for the nearest legal degrees would take for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -90,7 +90,7 @@ def _explain(error: json.JSONDecodeError) -> str:
         return "a comma before a closing bracket; delete the comma"
     if not rest:
         return "the file ends too early; a bracket or a quote is not closed"
-    return f"not JSON: {error.msg[0].lower()}{error.msg[1:]} at {rest[:20]!r}"
+    return f"not JSON: {error.msg[0].lower()}{error.msg[1:].removesuffix(' at')} at {rest[:20]!r}"
 
 
 def apply_overrides(document: dict[str, Any], overrides: Sequence[str]) -> None:

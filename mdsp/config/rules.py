@@ -189,6 +189,24 @@ def _decay(view: View) -> Problem | None:
     )
 
 
+def _paths(view: View) -> Problem | None:
+    data = view.mdsp.data
+    paths: dict[str, str | list[str] | None] = {
+        "mdsp.data.train": data.train,
+        "mdsp.data.valid": data.valid,
+        "mdsp.data.tokenizer": data.tokenizer,
+        "mdsp.checkpoint.dir": view.mdsp.checkpoint.dir,
+        "mdsp.monitor.dir": view.mdsp.monitor.dir,
+    }
+    for key, value in paths.items():
+        if value == [] or any(
+            not path or "\0" in path for path in ([value] if isinstance(value, str) else value or [])
+        ):
+            way_out = "give another, or leave the key out"
+            return Problem(key, value, "is not the name of a file or directory", way_out)
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     Rule("mdsp.parallel", "tensor x pipeline divides the number of ranks", _world_size),
     Rule("mdsp.parallel.tensor", "divides n_heads (key/value heads are replicated where it does not divide)", _heads),
@@ -207,6 +225,7 @@ RULES: tuple[Rule, ...] = (
     Rule("mdsp.checkpoint.keep_every", "needs mdsp.checkpoint.keep_last", _keep_every),
     Rule("mdsp.checkpoint.resume", '"auto" needs mdsp.checkpoint.dir', _resume),
     Rule("mdsp.checkpoint.resume", "is not empty", _resume_word),
+    Rule("mdsp.data", "its paths, and those of mdsp.checkpoint and mdsp.monitor, are not empty", _paths),
     *deepspeed_rules.RULES,
 )
 """All rules. Every one that is broken is reported, in this order."""

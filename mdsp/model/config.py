@@ -49,7 +49,7 @@ class ModelConfig(Frozen):
     family: str = "gpt2"
     """Hugging Face family whose tensor names and config fields this model exports to."""
 
-    n_layers: int = Field(gt=0)
+    n_layers: int = Field(gt=0, le=10_000)
     """Number of transformer blocks."""
     hidden_size: int = Field(gt=0)
     """Width of the residual stream."""

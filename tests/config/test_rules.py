@@ -149,6 +149,16 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
         'mdsp.checkpoint.resume = "": must be "none", "auto" or the path of a checkpoint',
     ),
     (
+        "_paths",
+        ("mdsp.checkpoint.dir=",),
+        'mdsp.checkpoint.dir = "": is not the name of a file or directory; give another, or leave the key out',
+    ),
+    (
+        "_paths",
+        ('mdsp.data.train=["data/a",""]',),
+        'mdsp.data.train = ["data/a", ""]: is not the name of a file or directory; give another, or leave the key out',
+    ),
+    (
         "_zero_stage",
         ("zero_optimization.stage=2",),
         "zero_optimization.stage = 2: every model is a pipeline module, and ZeRO-2 and ZeRO-3 shard gradients that the "
@@ -195,6 +205,16 @@ BROKEN: list[tuple[str, tuple[str, ...], str]] = [
         "_optimizer_params",
         ("optimizer.params.lr=-1",),
         "optimizer.params.lr = -1: must be number > 0",
+    ),
+    (
+        "_optimizer_params",
+        ("optimizer.params.betas=[0.9,1]",),
+        "optimizer.params.betas.1 = 1: must be number >= 0 and < 1",
+    ),
+    (
+        "_nesterov",
+        ("optimizer.type=SGD", "optimizer.params.nesterov=true"),
+        "optimizer.params.nesterov = true: needs momentum above 0 and no dampening; set them, or false",
     ),
     (
         "_torch_adam",
@@ -329,7 +349,14 @@ def test_rules_are_rows_of_a_table() -> None:
         assert rule.key and rule.statement
 
 
-def test_world_size_below_one() -> None:
+@pytest.mark.parametrize("ranks", [0, 10**30])
+def test_world_size_out_of_bounds(ranks: int) -> None:
     values: dict[str, Any] = document()
-    with pytest.raises(ConfigError, match="number of ranks is 0"):
-        resolve_run_config(values, 0)
+    with pytest.raises(ConfigError, match=f"number of ranks is {ranks}; it must be at "):
+        resolve_run_config(values, ranks)
+
+
+@pytest.mark.parametrize("key", ["mdsp.model.n_layers", "train_batch_size"])
+def test_numbers_too_large_to_count_to(key: str) -> None:
+    (line,) = problems(f"{key}=1000000000000")
+    assert line.startswith(f"{key} = 1000000000000: must be integer > 0 and <= 1")
