@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mdsp.config.problems import MOST_RANKS
+from mdsp.config.read import parse_json
 from mdsp.errors import ConfigError
 from mdsp.metrics.devices import find_device
 
@@ -99,6 +100,11 @@ class Cluster:
     nodes: int
     devices_per_node: int
 
+    def __post_init__(self) -> None:
+        """Refuse what would keep the search busy for ever."""
+        if self.devices > MOST_RANKS:
+            raise ConfigError(f"a cluster of {self.devices} devices; at most {MOST_RANKS:,} can be planned")
+
     @property
     def devices(self) -> int:
         """Devices in all."""
@@ -171,7 +177,7 @@ _JSON_FIELDS = {
 
 def _cluster_from_json(path: Path) -> Cluster:
     try:
-        found = json.loads(path.read_text())
+        found = parse_json(path.read_text())
     except OSError as error:
         raise ConfigError(f"--cluster {path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -200,7 +206,11 @@ def _device_from_json(path: Path, value: Any) -> Device:
         values.setdefault("fp8_tflops", values["half_tflops"])
         values.setdefault("fp32_tflops", values["half_tflops"])
     if "link_domain" in values:
-        changes["link_domain"] = int(values.pop("link_domain"))
+        changes["link_domain"] = domain = values.pop("link_domain")
+        if not isinstance(domain, int) or isinstance(domain, bool) or domain < 1:
+            raise ConfigError(
+                f"--cluster {path}: device field link_domain is {domain!r}; it must be a number of devices"
+            )
     for key, number in values.items():
         if key not in _JSON_FIELDS:
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,8 @@ def find_model(text: str) -> NamedModel:
         return _from_json(path)
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([bBtTmM])", text.strip()):
         wanted = float(size[1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[size[2].lower()]
+        if not 0 < wanted < math.inf:
+            raise ConfigError(f"--model {text}: a model has parameters, and not infinitely many; for example 530B")
         return _of_size(text.strip(), wanted)
     config = named_model(text)
     return NamedModel(text.lower(), config, _section(config))

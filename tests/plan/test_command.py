@@ -97,6 +97,8 @@ def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "--model", "gpt2"], "needs --cluster, --global-batch, --seq"),
         ([*GPT3[:3], "--cluster", "128xH", *GPT3[5:]], "unknown device 'H'"),
         ([*GPT3[:3], "--cluster", "lots", *GPT3[5:]], "not understood"),
+        ([*GPT3[:3], "--cluster", "9" * 20 + "x8xH100", *GPT3[5:]], "at most 10,000,000 can be planned"),
+        (["plan", "--model", "0B", *GPT3[3:]], "a model has parameters"),
         ([*GPT3[:3], "--cluster", "2x8xH100", *GPT3[5:]], "it would fit with"),
         ([*GPT3, "--tensor", "5"], "must divide 96 heads"),
         ([*GPT3[:7], "--seq", "4096"], "2048 learned positions"),
