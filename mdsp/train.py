@@ -39,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MdspError as error:
         return report_once(str(error), error.exit_code, place.rank, sys.stderr)
     log = log_path(Path(run.mdsp.monitor.dir), place.rank)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+    except OSError as error:
+        message = f"mdsp.monitor.dir = {run.mdsp.monitor.dir}: {log} cannot be written ({error.strerror}); give another"
+        return report_once(message, 1, place.rank, sys.stderr)
     return Supervisor(place.rank, log.parent, log, sys.stderr).run(partial(_rank, run, place))
 
 
@@ -116,6 +122,8 @@ def train(run: RunConfig, place: Place, output: RankOutput, say: Say) -> None:
         note(f"continuing from {found.path}, after step {counters.step}")
     view.begin(counters)
     note(predicted.before())
+    if counters.step >= settings.steps:
+        note(f"nothing is left to do: mdsp.train.steps is {settings.steps}, and {counters.step} are done")
 
     while counters.step < settings.steps:
         lr = set_learning_rate(run, engine, counters)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from mdsp.errors import TrainingError
 from mdsp.rank_output import Place
 
 
@@ -20,6 +21,9 @@ def join_job(place: Place, timeout_s: float) -> torch.device:
     Args:
         place: this process in the job.
         timeout_s: seconds after which a collective that a peer does not join raises.
+
+    Raises:
+        TrainingError: the port at which the ranks meet is taken.
     """
     # On CPU, DeepSpeed would compile a shared-memory all-reduce that only its inference uses: half a minute, a
     # compiler, and segments left in /dev/shm.
@@ -31,12 +35,20 @@ def join_job(place: Place, timeout_s: float) -> torch.device:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.ranks_per_node))
     else:
         accelerator.set_device(place.local_rank)
-    deepspeed.init_distributed(
-        dist_backend="gloo" if on_cpu else accelerator.communication_backend_name(),
-        auto_mpi_discovery=False,
-        verbose=False,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    try:
+        deepspeed.init_distributed(
+            dist_backend="gloo" if on_cpu else accelerator.communication_backend_name(),
+            auto_mpi_discovery=False,
+            verbose=False,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise TrainingError(
+            f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the ranks meet, is in use, "
+            f"perhaps by another job on this machine; give the launcher a free one: deepspeed --master_port N"
+        ) from None
     device = torch.device(accelerator.current_device_name())
     # Every rank is there, and the communicator of the whole job exists, before anything expensive starts.
     dist.all_reduce(torch.zeros(1, device=device))

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,46 @@ def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
     with Job(config, overrides=["mdsp.train.steps=4"]) as job:
         assert job.wait() == 0, job.output() + job.logs()
     assert not saving.exists()
+
+
+def take_the_port(rank: int) -> None:
+    """Listen, for as long as rank 0's supervisor lives, where the ranks are to meet."""
+    if rank == 0:
+        taken = socket.socket()
+        taken.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        taken.listen()
+        os.set_inheritable(taken.detach(), True)
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with Job(
+        write_config(tmp_path), world_size=2, overrides=["mdsp.parallel.pipeline=1"], sabotage=take_the_port
+    ) as job:
+        assert job.wait() != 0
+    (message,) = errors_in(job.output())
+    assert f"port {job.port} of 127.0.0.1, where the ranks meet, is in use" in message
+    assert "--master_port" in message
+
+
+def test_a_finished_run_says_that_it_is(tmp_path: Path) -> None:
+    config = write_config(tmp_path, steps=2, train={"schedule": {"warmup": 0}})
+    for says in ("step 2/2", "nothing is left to do: mdsp.train.steps is 2, and 2 are done"):
+        with Job(config, world_size=2, overrides=["mdsp.parallel.pipeline=1"]) as job:
+            assert job.wait() == 0, job.output() + job.logs()
+        assert says in " ".join(job.output().split())
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file"])
+def test_a_directory_that_cannot_be_written_is_named(kind: str, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    directory = blocked if kind == "file" else blocked / "run"
+    overrides = ["mdsp.parallel.pipeline=1", f"mdsp.monitor.dir={directory}"]
+    with Job(write_config(tmp_path), world_size=2, overrides=overrides) as job:
+        assert job.wait() != 0
+    (message,) = errors_in(job.output())
+    assert message.startswith(f"mdsp: error: mdsp.monitor.dir = {directory}: ")
+    assert "Traceback" not in job.output()
 
 
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path, undisturbed: Hashes) -> None:
