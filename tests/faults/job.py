@@ -247,4 +247,6 @@ def final_hashes(folder: Path, step: int) -> dict[tuple[str, int], str]:
 def left_behind(folder: Path) -> list[str]:
     """Names in the checkpoint directory that do not belong there between two runs, and meeting places of ranks."""
     names = [path.name for path in (folder / "checkpoints").iterdir() if not path.name.startswith("global_step")]
-    return [name for name in names if name not in ("latest", ".lock")] + [path.name for path in (folder / "run").glob("watchdog")]
+    return [name for name in names if name not in ("latest", ".lock")] + [
+        path.name for path in (folder / "run").glob("watchdog")
+    ]
