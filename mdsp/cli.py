@@ -70,7 +70,18 @@ def _run(argv: Sequence[str]) -> int:
     args = build_parser(selected).parse_args(argv)
     code = importlib.import_module(commands[args.command][0]).main(args)
     assert isinstance(code, int)
+    _flush()  # here, where a full disk or a reader that has left can still be told
     return code
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None: it was closed from the start (`>&-`)
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """What standard output could not take: Python would complain of it again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,12 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MdspError as error:
         message, code = str(error), error.exit_code
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has left. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # the reader of a pipe (`| head`) has left
         return 128 + signal.SIGPIPE
     except OSError as error:
         where = f": {error.filename}" if error.filename is not None else ""
         message, code = f"{error.strerror or error}{where}", 1
+        try:
+            _flush()
+        except OSError:
+            _discard_output()
     except KeyboardInterrupt:
         message, code = "interrupted", 128 + signal.SIGINT
     print(f"mdsp: error: {message}", file=sys.stderr)

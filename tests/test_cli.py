@@ -151,3 +151,13 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     )
     assert done.stdout == "# Configuration\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["config explain mdsp.monitor", "plan --list"])
+def test_output_that_cannot_be_written(command: str) -> None:
+    """On a full disk, one message; with standard output closed, silence."""
+    line = f"unset PYTHONUNBUFFERED; {sys.executable} -m mdsp {command}"
+    full = subprocess.run(["bash", "-c", f"{line} > /dev/full"], capture_output=True, text=True, check=False)
+    assert (full.returncode, full.stderr) == (1, "mdsp: error: No space left on device\n")
+    closed = subprocess.run(["bash", "-c", f"{line} >&-"], capture_output=True, text=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, "")

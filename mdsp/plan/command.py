@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -182,5 +181,4 @@ def _list() -> int:
             f"{device.hbm_bytes_per_s / 1e12:6.2f} {device.link_bytes_per_s / 1e9:5.0f} "
             f"{device.network_bytes_per_s * 8 / 1e9:5.0f}"
         )
-    sys.stdout.flush()
     return 0
