@@ -1,4 +1,4 @@
-"""One job per checkpoint directory: a lock that ends with the process that holds it, however it ends."""
+"""One job per directory of checkpoints or records: a lock that ends with the process that holds it, however it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class DirectoryLock:
         CheckpointError: another process holds it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, key: str = "mdsp.checkpoint.dir") -> None:
+        """`key` of the configuration names the directory in the message."""
         directory.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -31,8 +32,7 @@ class DirectoryLock:
             holder = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip()
             self.close()
             raise CheckpointError(
-                f"{directory} is in use by another job ({holder}); stop that one, wait for it, or choose another "
-                f"mdsp.checkpoint.dir"
+                f"{directory} is in use by another job ({holder}); stop that one, wait for it, or choose another {key}"
             ) from None
         except OSError:
             return

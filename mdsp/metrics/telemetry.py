@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 import mdsp
+from mdsp.checkpoint.lock import DirectoryLock
 from mdsp.config.run_config import RunConfig
+from mdsp.errors import CheckpointError, ConfigError
 from mdsp.metrics.bubble import analyse_step
 from mdsp.metrics.clock import estimate_clock_offset, gather_timeline
 from mdsp.metrics.device_timeline import DeviceTimelineRecorder
@@ -57,6 +59,8 @@ class Telemetry:
         engine.module.context.group.traffic.recorder = self._recorder
         self.peak, self.peak_source = self._peak()
         self._monitor = Monitor(engine.monitor if self._writes else None)
+        self._lock: DirectoryLock | None = None
+        self._hold_directory()
         info = describe_run(run) | {"peak_flops_per_s": self.peak, "peak_source": self.peak_source}
         self.records = RunRecorder(run.mdsp.monitor.dir, info, enabled=self._writes)
         batch, seq = run.layout.global_batch, run.mdsp.data.seq_length
@@ -65,6 +69,20 @@ class Telemetry:
         self._start = self._data_s = 0.0
         self._step = 0
         self._stall_s = self._checkpoint_s = 0.0
+
+    def _hold_directory(self) -> None:
+        """Refuse a directory that another job writes its records to: no reader could tell them apart. Collective."""
+        problem: list[str | None] = [None]
+        if self._writes:
+            try:
+                self._lock = DirectoryLock(Path(self.run.mdsp.monitor.dir), "mdsp.monitor.dir")
+            except CheckpointError as error:
+                problem = [str(error)]
+            except OSError:
+                pass  # the first record that cannot be written warns of it
+        dist.broadcast_object_list(problem, src=0)
+        if problem[0] is not None:
+            raise ConfigError(problem[0])
 
     def _peak(self) -> tuple[float, str]:
         """Peak matrix rate of this device in FLOP/s. Every rank measures at once where cores are shared. Collective."""
@@ -154,6 +172,8 @@ class Telemetry:
         self.records.close()
         if self._writes:
             finish_wandb()
+        if self._lock is not None:
+            self._lock.close()
 
     def _gather(self) -> tuple[list[Instruction] | None, tuple[int, ...]]:
         """Timeline and peak memory of every stage; the timeline only on the first."""

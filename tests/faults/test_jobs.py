@@ -86,7 +86,8 @@ def _no_large_files(rank: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
-def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "key"), [("checkpoints", "mdsp.checkpoint.dir"), ("run", "mdsp.monitor.dir")])
+def test_two_jobs_do_not_share_a_directory(name: str, key: str, tmp_path: Path) -> None:
     """The second is told, once, and removes nothing of the first; a killed job holds nothing."""
     config = write_config(tmp_path, STEPS, INTERVAL)
     saving = tmp_path / "checkpoints" / ".saving-global_step4"
@@ -94,7 +95,7 @@ def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
     ready, written = os.pipe()
     holder = os.fork()
     if holder == 0:
-        DirectoryLock(tmp_path / "checkpoints")
+        DirectoryLock(tmp_path / name)
         os.write(written, b".")
         signal.pause()
     os.read(ready, 1)
@@ -102,6 +103,7 @@ def test_two_jobs_do_not_share_a_directory(tmp_path: Path) -> None:
         assert job.wait() == 2, job.output() + job.logs()
     (message,) = errors_in(job.output())
     assert f"in use by another job (process {holder} on " in message
+    assert message.endswith(f"choose another {key}")
     assert saving.is_dir()
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
