@@ -79,15 +79,37 @@ def read_run(directory: str | Path) -> Run:
             info = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
         except ValueError as error:
             raise MdspError(f"{directory / RUN_FILE} is damaged ({error}); remove it to read the rest") from error
+        if foreign := _foreign(info):
+            raise MdspError(f"{directory / RUN_FILE} is not of mdsp: {foreign}; remove it to read the rest")
     steps = _latest_attempt(read_lines(directory / METRICS_FILE))
     last = max(steps, default=0)
     timelines = {
-        step: unpack(row["instructions"])
+        step: instructions
         for step, row in _latest_attempt(read_lines(directory / TIMELINE_FILE)).items()
-        if step <= last and row.get("instructions")
+        if step <= last and (instructions := _instructions(row))
     }
     events = list(read_lines(directory / EVENTS_FILE))
     return Run(directory, info, [steps[n] for n in sorted(steps)], dict(sorted(timelines.items())), events)
+
+
+def _foreign(info: Any) -> str | None:
+    """What in a `run.json` mdsp does not write; None when it may be its own."""
+    if not isinstance(info, dict):
+        return f"it holds {json.dumps(info)[:40]} and no object"
+    for name in ("model", "layout", "deepspeed", "mdsp"):
+        if not isinstance(info.get(name, {}), dict):
+            return f"its {name} is {json.dumps(info[name])[:40]} and no object"
+    if not isinstance(info.get("parameters", 0), int | float):
+        return f"its parameters are {json.dumps(info['parameters'])[:40]} and no number"
+    return None
+
+
+def _instructions(row: dict[str, Any]) -> list[Instruction]:
+    """The instructions of a timeline; none where they are not mdsp's, as of a line that is torn."""
+    try:
+        return unpack(row["instructions"])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return []
 
 
 def _latest_attempt(rows: Iterator[dict[str, Any]]) -> dict[int, dict[str, Any]]:

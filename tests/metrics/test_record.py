@@ -128,3 +128,21 @@ def test_reading_something_else_says_what_is_expected(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(MdspError, match="damaged"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"layout": 5}', '{"deepspeed": []}', '{"parameters": "many"}'])
+def test_a_description_by_another_program_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(MdspError, match=r"run\.json is not of mdsp: "):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "instructions", ['[[0, 0, "forward", 0, 1, 2]]', "[[0, 0, 999, 0, 1, 2]]", "[[0]]", "5", "[5]", "null", "[]"]
+)
+def test_a_timeline_by_another_program_is_skipped(instructions: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path / "timeline.jsonl").write_text(f'{{"step": 1, "instructions": {instructions}}}\n')
+    run = read_run(tmp_path)
+    assert run.series("loss") == [(1, 2.0)]
+    assert run.timelines == {}
