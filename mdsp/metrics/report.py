@@ -108,11 +108,13 @@ def _part_rows(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _timeline(run: Run, step: int, instructions: Sequence[Instruction], bubble: StepBubble) -> dict[str, Any]:
+def _timeline(
+    run: Run, row: dict[str, Any], step: int, instructions: Sequence[Instruction], bubble: StepBubble
+) -> dict[str, Any]:
     start = min(i.start_s for i in instructions)
     ranks = {s.stage: min(i.rank for i in instructions if i.stage == s.stage) for s in bubble.stages}
     shown = [i for i in instructions if i.rank == ranks[i.stage]]
-    memory = next((row.get("memory_bytes") for row in run.steps if row["step"] == step), None) or ()
+    memory = row.get("memory_bytes") or ()
     blocks = blocks_per_stage(run) or ()
     return dict(
         step=step,
@@ -138,13 +140,14 @@ def _timeline(run: Run, step: int, instructions: Sequence[Instruction], bubble: 
 
 def _chosen_timelines(run: Run, steps: Sequence[int] | None) -> list[dict[str, Any]]:
     chosen = [s for s in (run.timelines if steps is None else steps) if s in run.timelines]
+    rows = {row["step"]: row for row in run.steps}
     found: list[dict[str, Any]] = []
     total = 0
     for step in reversed(chosen):
         total += len(run.timelines[step])
         if found and total > MAX_INSTRUCTIONS:
             break
-        found.append(_timeline(run, step, run.timelines[step], run.analyse(step)))
+        found.append(_timeline(run, rows.get(step, {}), step, run.timelines[step], run.analyse(step)))
     return found[::-1]
 
 

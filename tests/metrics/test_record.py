@@ -32,6 +32,23 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert run.events[-1]["kind"] == "checkpoint"
 
 
+def test_timelines_of_a_long_run_take_bounded_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mdsp.metrics.record.MAX_TIMELINE_BYTES", 40_000)
+    recorder = RunRecorder(tmp_path, {})
+    sizes = []
+    for step in range(1, 201):
+        recorder.step(step_record(step))
+        recorder.timeline(step, timeline(2, 4))
+        sizes.append((tmp_path / TIMELINE_FILE).stat().st_size)
+        assert next(reversed(read_run(tmp_path).timelines)) == step
+    recorder.close()
+    assert 10_000 < max(sizes) <= 40_000
+    kept = list(read_run(tmp_path).timelines)
+    assert kept[0] < 100  # not only the newest
+    assert len(read_run(tmp_path).steps) == 200
+    assert {path.name for path in tmp_path.iterdir()} == {TIMELINE_FILE, METRICS_FILE, "run.json"}
+
+
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path / "run", {}, enabled=False)
     recorder.step(step_record(1))
