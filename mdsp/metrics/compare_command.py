@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mdsp.output_file import write_output
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="directories of runs")
@@ -36,6 +38,6 @@ def main(args: argparse.Namespace) -> int:
             table.add_row(Text(key, style="dim"), *map(Text, cells))
     Console().print(table)
     if args.output is not None:
-        args.output.write_text(render_comparison(runs), encoding="utf-8")
+        write_output(args.output, render_comparison(runs))
         print(f"{args.output}: overlaid curves")
     return 0

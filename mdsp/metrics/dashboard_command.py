@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from mdsp.output_file import write_output
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, nargs="?", help="directory of a run, to take project and team from")
@@ -34,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     if problem is None:
         return 0
     output: Path = args.output or Path("mdsp-dashboard.json")
-    output.write_text(json.dumps(definition(args.name, entity, project), indent=2) + "\n", encoding="utf-8")
+    write_output(output, json.dumps(definition(args.name, entity, project), indent=2) + "\n")
     if problem:
         print(f"W&B cannot be reached ({problem}); run this command again when it can", file=sys.stderr)
     print(f"{output}: definition of the workspace")

@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from mdsp.output_file import write_output
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="directory of the run (mdsp.monitor.dir)")
@@ -32,11 +34,11 @@ def main(args: argparse.Namespace) -> int:
         known = ", ".join(map(str, run.timelines)) or "none"
         raise ConfigError(f"--steps {missing[0]}: that step has no timeline; the sampled steps are {known}")
     output: Path = args.output or args.run / "report.html"
-    output.write_text(render_report(run, args.steps), encoding="utf-8")
+    write_output(output, render_report(run, args.steps))
     print(f"{output}: {len(run.steps)} steps, {len(run.timelines)} timelines")
     if args.trace is not None:
         chosen = {step: run.timelines[step] for step in args.steps or run.timelines}
-        args.trace.write_text(json.dumps(chrome_trace(chosen)), encoding="utf-8")
+        write_output(args.trace, json.dumps(chrome_trace(chosen)))
         print(f"{args.trace}: open it in ui.perfetto.dev or chrome://tracing")
     advice = run_advice(run)
     if advice is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mdsp.errors import ConfigError
+from mdsp.output_file import write_output
 from mdsp.plan.layout import Layout
 from mdsp.plan.search import Candidate, Plan
 from mdsp.plan.timeline import Pass, predicted_timeline, span
@@ -79,7 +80,7 @@ def plot(path: str, title: str, plan: Plan, chosen: Candidate) -> None:
     elif path.endswith((".html", ".htm")):
         from mdsp.plan.plot_html import page
 
-        Path(path).write_text(page(drawn))
+        write_output(Path(path), page(drawn))
     else:
         raise ConfigError(f"--plot {path}: the name must end in .png or .html")
 

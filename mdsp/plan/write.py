@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mdsp.config.load import resolve_run_config
+from mdsp.output_file import write_output
 from mdsp.plan.models import NamedModel
 from mdsp.plan.search import Candidate, Plan
 
@@ -41,4 +42,4 @@ def write_config(path: str, model: NamedModel, plan: Plan, candidate: Candidate)
     """Write the configuration, after checking that it is legal on the planned number of devices."""
     document = config_document(model, plan, candidate)
     resolve_run_config(document, plan.cluster.devices, source=path)
-    Path(path).write_text(json.dumps(document, indent=2) + "\n")
+    write_output(Path(path), json.dumps(document, indent=2) + "\n")
