@@ -67,7 +67,7 @@ def special_tokens(directory: Path) -> dict[str, int | None]:
         tokenizer: dict[str, Any] = json.loads((directory / "tokenizer.json").read_bytes())
         vocabulary = dict(tokenizer.get("model", {}).get("vocab", {}))
         vocabulary |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ids
     for key in ids:
         token = settings.get(key.removesuffix("_id"))

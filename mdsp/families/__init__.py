@@ -64,6 +64,8 @@ def read_hf_config(hf_dir: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: {error.strerror}; give the directory of a Hugging Face model") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply; it is no model configuration") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object, not a {type(values).__name__}")
     return values

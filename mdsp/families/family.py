@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from mdsp.errors import ConfigError
 from mdsp.families.fields import ACTIVATIONS, Field, HfConfig
@@ -86,12 +87,22 @@ class Family:
         try:
             return ModelConfig.model_validate(dict(options))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "model"
-            message = first["msg"].removeprefix("Value error, ")
-            if not first["loc"]:  # options that do not go together; the message names them
-                raise ConfigError(f"{self.name} model: {message}") from None
-            raise ConfigError(f"{self.name} model, {where}: {message} (given: {first.get('input')!r})") from None
+            raise self._refusal(error.errors()[0]) from None
+
+    def _refuse_bad_values(self, options: Mapping[str, Any]) -> None:
+        """Refuse options that are wrong by themselves, before anything is computed with them."""
+        try:
+            ModelConfig.model_validate(dict(options))
+        except ValidationError as error:
+            for problem in error.errors():
+                if problem["loc"] and problem["loc"][0] in options:  # others may still be to come
+                    raise self._refusal(problem) from None
+
+    def _refusal(self, problem: ErrorDetails) -> ConfigError:
+        where, message = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        if not where:  # options that do not go together; the message names them
+            return ConfigError(f"{self.name} model: {message}")
+        return ConfigError(f"{self.name} model, {where}: {message} (given: {problem.get('input')!r})")
 
     def config_from_hf(self, hf: Mapping[str, Any]) -> ModelConfig:
         """The model that a `config.json` describes.
@@ -100,7 +111,9 @@ class Family:
             ConfigError: a field is missing, not understood, or asks for something that mdsp does not compute.
         """
         reader = HfConfig(self.name, hf)
-        named = [str(one) for one in hf.get("architectures") or []]
+        named = reader.get("architectures", [])
+        if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+            raise reader.refuse("architectures", f"must be a list of names, such as [{self.architecture!r}]")
         if named and not {one.casefold() for one in named} & {one.casefold() for one in self.architectures}:
             raise reader.refuse("architectures", f"not a causal language model of this family ({self.architecture})")
         options: dict[str, Any] = {**self.defaults, "family": self.name}
@@ -109,7 +122,9 @@ class Family:
             if value is not None:
                 options |= dict.fromkeys(field.options, value)
         if self.read is not None:
-            self.read(reader, options)
+            self._refuse_bad_values(options)
+            with reader.understood():
+                self.read(reader, options)
         reader.finish()
         return self._validate(options)
 

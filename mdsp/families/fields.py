@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,7 @@ class HfConfig:
         self.family = family
         self.values = values
         self._used: set[str] = set()
+        self._newest = ""
 
     def refuse(self, key: str, rule: str) -> ConfigError:
         """The error for a field that is not understood."""
@@ -86,7 +88,10 @@ class HfConfig:
     def has(self, key: str) -> bool:
         """Whether the field is there and not null; marks it as used."""
         self._used.add(key)
-        return self.values.get(key) is not None
+        if self.values.get(key) is None:
+            return False
+        self._newest = key
+        return True
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a field, or `default` where it is absent or null; marks it as used."""
@@ -109,8 +114,10 @@ class HfConfig:
             value = next(iter(found.values()))
             if any(other != value for other in found.values()):
                 raise ConfigError(f"{self.family} config.json contradicts itself: {found}; keep the right one")
+        if isinstance(value, str) and "activation" not in field.options:
+            raise self.refuse(field.hf, "must be a number, true or false, without quotation marks")
         if "activation" in field.options:
-            if value not in ACTIVATIONS:
+            if not isinstance(value, str) or value not in ACTIVATIONS:
                 raise self.refuse(field.hf, f"unknown activation; known are {', '.join(ACTIVATIONS)}")
             value = ACTIVATIONS[value]
         return value
@@ -121,6 +128,14 @@ class HfConfig:
         if value not in allowed and not (value is None and default is None):
             options = " or ".join(repr(one) for one in allowed)
             raise self.refuse(key, f"not supported for this family; mdsp computes {options}")
+
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Around computing with values as they are: one of a wrong kind becomes a ConfigError that names its field."""
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError, ArithmeticError):
+            raise self.refuse(self._newest, "not a value that this field can have; write the true one") from None
 
     def ignore(self, *keys: str) -> None:
         """Mark fields of this family as harmless."""
