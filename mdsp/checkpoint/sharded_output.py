@@ -130,4 +130,8 @@ class ShardedOutput:
             return str(error)
         if found.manifest.made_by != plan_hash(self.plan):
             return "it was made by another command, or from another source"
+        for name in (LATEST, LATEST_UNIVERSAL) if self.training is not None else (LATEST,):
+            path = directory / name
+            if not path.is_file() or path.read_bytes() != self._tag.encode():
+                return f"its {name} is another"
         return damage_of(found, progress, threads)

@@ -106,6 +106,13 @@ def test_something_else_is_in_the_way(
         path.unlink()
         refused(command)
         path.write_bytes(good)
+    for path in list(out.glob("latest*")):
+        good = path.read_bytes()
+        path.write_text("global_step7")
+        refused(command)
+        path.unlink()
+        refused(command)
+        path.write_bytes(good)
     capsys.readouterr()
     assert main(command) == 0
     assert "is complete already" in capsys.readouterr().out
