@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mdsp.checkpoint.jobs import default_threads, run_jobs
-from mdsp.checkpoint.partial import PartialOutput, give_name, has_no_journal, is_occupied, partial_path
+from mdsp.checkpoint.partial import PartialOutput, give_name, has_no_journal, is_occupied, partial_path, refuse_place
+from mdsp.checkpoint.sizes import bytes_in_words
 from mdsp.errors import CheckpointError, MdspError
 
 
@@ -149,6 +150,7 @@ def make(out: Path, output: Output, progress: Progress | None, threads: int | No
         OSError: the disk is full or the like; the same call continues where this one stopped.
     """
     progress, threads = progress or Silent(), threads or default_threads()
+    refuse_place(out)
     if _made_before(out, output, progress, threads):
         return _summary(out, output, True, [], 0, ())
     with PartialOutput(out, output.plan) as partial:
@@ -234,8 +236,8 @@ def _require_space(directory: Path, need: int, present: int) -> None:
     free = shutil.disk_usage(directory).free
     if need - present > free:
         raise CheckpointError(
-            f"{directory} has {free / 1e9:.2f} GB free, the output needs {(need - present) / 1e9:.2f} GB more; make "
-            f"room or choose another output"
+            f"{directory} has {bytes_in_words(free)} free, the output needs {bytes_in_words(need - present)} more; "
+            f"make room or choose another output"
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
-import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mdsp.checkpoint.sizes import byte_size, bytes_in_words
 from mdsp.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -20,16 +21,15 @@ if TYPE_CHECKING:
 
     from mdsp.checkpoint.conversion import Summary
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SHOWN_DIFFERENCES = 20
 
 
-def byte_size(text: str) -> int:
-    """Bytes of a size such as 5GB, 500MB, 2GiB or 1000."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write for example 5GB, 500MB or 2GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+def _path(text: str) -> Path:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8, and torch opens no other path; rename it") from None
+    return Path(text)
 
 
 def _degree(text: str) -> int:
@@ -60,13 +60,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--quiet", action="store_true", help="no progress bar")
 
     from_hf = add("from-hf", "a Hugging Face directory to a sharded checkpoint")
-    from_hf.add_argument("hf_dir", type=Path, metavar="HF_DIR", help="directory with config.json and weights")
-    from_hf.add_argument("out", type=Path, metavar="OUT", help="directory to make")
+    from_hf.add_argument("hf_dir", type=_path, metavar="HF_DIR", help="directory with config.json and weights")
+    from_hf.add_argument("out", type=_path, metavar="OUT", help="directory to make")
     degrees(from_hf)
     common(from_hf)
     to_hf = add("to-hf", "a sharded checkpoint, converted or from training, to a Hugging Face directory")
-    to_hf.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint, or one tag of it")
-    to_hf.add_argument("out", type=Path, metavar="OUT", help="directory to make")
+    to_hf.add_argument("checkpoint", type=_path, metavar="CKPT", help="checkpoint, or one tag of it")
+    to_hf.add_argument("out", type=_path, metavar="OUT", help="directory to make")
     to_hf.add_argument(
         "--max-shard-size", type=byte_size, default=byte_size("5GB"), help="largest safetensors file (default 5GB)"
     )
@@ -76,21 +76,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a sharded checkpoint to one of other degrees; one of training with its optimizer state, so that training "
         "resumes from it at any layout",
     )
-    reshape.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint, or one tag of it")
-    reshape.add_argument("out", type=Path, metavar="OUT", help="directory to make")
+    reshape.add_argument("checkpoint", type=_path, metavar="CKPT", help="checkpoint, or one tag of it")
+    reshape.add_argument("out", type=_path, metavar="OUT", help="directory to make")
     degrees(reshape)
     reshape.add_argument(
         "--weights-only", action="store_true", help="leave the optimizer state of a checkpoint of training behind"
     )
     common(reshape)
     check = add("check", "compare two checkpoints of any kind, tensor by tensor; exit code 1 when they differ")
-    check.add_argument("a", type=Path, metavar="A")
-    check.add_argument("b", type=Path, metavar="B")
+    check.add_argument("a", type=_path, metavar="A")
+    check.add_argument("b", type=_path, metavar="B")
     check.add_argument(
         "--logits", action="store_true", help="also run both in float32 and find the first layer that differs"
     )
     show = add("show", "what a directory is: family, sizes, degrees, tensors, types, tokenizer, complete or not")
-    show.add_argument("path", type=Path, metavar="X")
+    show.add_argument("path", type=_path, metavar="X")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -155,18 +155,18 @@ def _run(args: argparse.Namespace, label: str, work: Callable[[_Bar], Summary]) 
         with bar.rich:
             summary = work(bar)
     except OSError as error:
-        raise CheckpointError(
-            f"{error.filename or args.out}: {error.strerror or error}; what is finished is kept in {args.out}.partial, "
-            f"run the same command again to continue"
-        ) from None
+        raise CheckpointError(f"{error.filename or args.out}: {error.strerror or error}{_way_on(args.out)}") from None
     except KeyboardInterrupt:
-        print(f"interrupted; run the same command again to continue {args.out}.partial", file=sys.stderr)
+        print(f"interrupted{_way_on(args.out)}", file=sys.stderr)
         return 130
     seconds = time.perf_counter() - begun
     if summary.complete_before:
-        print(f"{summary.out}: is complete already, {summary.parameters} parameters, compared in {seconds:.1f} s")
+        print(
+            f"{summary.out}: is complete already, {summary.parameters} parameter tensors, compared in {seconds:.1f} s"
+        )
         return 0
-    print(f"{summary.out}: {summary.parameters} parameters, {summary.written_bytes / 1e9:.3f} GB in {seconds:.1f} s")
+    size = bytes_in_words(summary.written_bytes)
+    print(f"{summary.out}: {summary.parameters} parameter tensors, {size} in {seconds:.1f} s")
     print(f"verified: {summary.verified}")
     if summary.resumed_parts:
         print(f"continued: {summary.resumed_parts} of {summary.parts} parts were finished before, hashes compared")
@@ -176,6 +176,19 @@ def _run(args: argparse.Namespace, label: str, work: Callable[[_Bar], Summary]) 
         print(f"optimizer state: {summary.optimizer_state}")
     print(f"carried: {', '.join(summary.carried) or 'no tokenizer files'}")
     return 0
+
+
+def _way_on(out: Path) -> str:
+    """What a message about an interruption ends with."""
+    from mdsp.checkpoint.partial import JOURNAL, partial_path
+
+    try:
+        begun = (partial_path(out) / JOURNAL).exists()
+    except OSError:
+        begun = False
+    if not begun:
+        return "; nothing was written"
+    return f"; what is finished is kept in {partial_path(out)}, run the same command again to continue"
 
 
 def _from_hf(args: argparse.Namespace) -> int:
@@ -211,26 +224,38 @@ def _reshape(args: argparse.Namespace) -> int:
     )
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What cannot be read is an error of its own: for `check`, exit code 1 says that the two differ."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        raise CheckpointError(f"{where}{error.strerror or error}") from None
+
+
 def _check(args: argparse.Namespace) -> int:
     from mdsp.checkpoint.check import LOGITS_TOLERANCE, compare, compare_activations
     from mdsp.checkpoint.optimizer_check import compare_optimizer_states
 
-    result = compare(args.a, args.b)
-    states = compare_optimizer_states(args.a, args.b)
+    with _reading():
+        result = compare(args.a, args.b)
+        states = compare_optimizer_states(args.a, args.b)
     differences = result.differences + (() if isinstance(states, str) else states.differences)
     for line in differences[:_SHOWN_DIFFERENCES]:
         print(f"differs: {line}")
     if len(differences) > _SHOWN_DIFFERENCES:
         print(f"... and {len(differences) - _SHOWN_DIFFERENCES} more differences")
     if not result.differences:
-        print(f"the same: {result.parameters} parameters, equal by hash")
+        print(f"the same: {result.parameters} parameter tensors, equal by hash")
     if isinstance(states, str):
         print(f"optimizer state: {states}")
     elif not states.differences:
         print(f"optimizer state: the same, {states.parameters} tensors")
     code = 1 if differences else 0
     if args.logits:
-        layers = compare_activations(args.a, args.b)
+        with _reading():
+            layers = compare_activations(args.a, args.b)
         first = next((layer for layer in layers if not layer.relative <= LOGITS_TOLERANCE), None)
         worst = max(layers, key=lambda layer: layer.relative)
         if first is None:
@@ -247,11 +272,12 @@ def _show(args: argparse.Namespace) -> int:
     from mdsp.checkpoint.partial import refuse_partial
     from mdsp.checkpoint.show import describe
 
-    if not args.path.exists():
-        refuse_partial(args.path)  # perhaps its conversion was only begun
-    if not args.path.is_dir():
-        raise ConfigError(f"{args.path} is not a directory")
-    values = describe(args.path)
+    with _reading():
+        if not args.path.exists():
+            refuse_partial(args.path)  # perhaps its conversion was only begun
+        if not args.path.is_dir():
+            raise ConfigError(f"{args.path} is not a directory")
+        values = describe(args.path)
     width = max(len(word) for word in values)
     for word, value in values.items():
         print(f"{word:<{width}}  {value}")

@@ -47,8 +47,12 @@ class HfOutput:
             "dtype": dtype_name(self.dtype) if self.dtype is not None else "auto",
         }
         maps = get_family(weights.config.family).tensors(weights.config)
-        stored = len(weights.manifest.tensors if isinstance(weights, ShardedWeights) else weights.names)
-        self.verified = f"{stored} stored tensors compared with their hashes, no NaN, {len(maps)} tensors written once"
+        if isinstance(weights, ShardedWeights):
+            read = f"{len(weights.manifest.tensors)} stored tensors compared with their hashes"
+        else:  # has no hashes
+            read = f"each of {len(weights.names)} tensors of the source used once"
+            self.left_aside = weights.left_aside
+        self.verified = f"{read}, no NaN, {len(maps)} tensors written once"
 
     def prepare(self, directory: Path, advance: Callable[[int], None]) -> list[Job]:
         """A job for each layer."""

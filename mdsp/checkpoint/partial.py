@@ -53,6 +53,25 @@ def is_occupied(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
+def refuse_place(out: Path) -> None:
+    """Refuse an output that could not get its name at the end.
+
+    Raises:
+        CheckpointError: a link that leads to nothing or to an empty directory, or the current directory.
+    """
+    if is_occupied(out):
+        return
+    if out.is_symlink():
+        raise CheckpointError(
+            f"{out} is a link, which the finished directory cannot replace; name the directory that it leads to "
+            f"({out.readlink()}), or another"
+        )
+    if out.name in ("", ".."):
+        raise CheckpointError(f"{out} is a directory in use; name a new one inside it, such as {out / 'converted'}")
+    if partial_path(out).exists() and not partial_path(out).is_dir():
+        raise CheckpointError(f"{partial_path(out)} is in the way of {out}; remove it, or choose another output")
+
+
 def plan_hash(plan: dict[str, Any]) -> str:
     """Identifies a conversion by what it makes from what."""
     return xxhash.xxh3_128(json.dumps(plan, sort_keys=True).encode()).hexdigest()
