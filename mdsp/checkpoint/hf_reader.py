@@ -201,8 +201,16 @@ def load_pickle(path: Path) -> dict[str, Tensor]:
     ) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path} is damaged or no file of weights: {first}") from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise CheckpointError(f"{path} is damaged or cut off: {error.strerror or error}") from None  # mapping it failed
     if not isinstance(loaded, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
     ):
         raise CheckpointError(f"{path} does not hold named tensors only")
+    for name, tensor in loaded.items():
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+            kind = "quantised" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
+            raise CheckpointError(f"{path}: tensor {name} is {kind}; only plain tensors with their values are read")
     return {name: tensor.detach() for name, tensor in loaded.items()}

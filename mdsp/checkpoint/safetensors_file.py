@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mdsp.config.read import parse_json
 from mdsp.errors import CheckpointError
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -62,7 +63,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
             raise CheckpointError(f"{path} is no safetensors file, or is cut off within its header")
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = parse_json(text.decode())  # refuses a name that is there twice, as the format does
         metadata = header.pop("__metadata__", {})
         entries = {name: _entry(path, name, values, 8 + length) for name, values in header.items()}
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:

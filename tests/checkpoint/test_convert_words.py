@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mdsp.checkpoint.sizes import bytes_in_words
 from mdsp.cli import main
@@ -127,6 +130,44 @@ def test_a_path_that_torch_cannot_open(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as caught:
         main(["convert", "from-hf", str(source), str(tmp_path / "out")])
     assert caught.value.code == 2 and "is not UTF-8" in capsys.readouterr().err
+
+
+def _sparse(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_sparse()
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
+@pytest.mark.parametrize("change", [_sparse, _without_values])
+def test_tensors_of_a_bin_file_that_are_not_plain(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(hf_directory("llama") / "config.json", tmp_path)
+    tensors = tensors_of(hf_directory("llama"))
+    tensors["lm_head.weight"] = change(tensors["lm_head.weight"])
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    assert "tensor lm_head.weight is" in refused(capsys, "from-hf", tmp_path, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_bin_file_that_is_cut_off_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(hf_directory("llama") / "config.json", tmp_path)
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(tensors_of(hf_directory("llama")), path)
+    whole = path.read_bytes()
+    for length in (0, 1, 1000, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert "pytorch_model.bin" in refused(capsys, "from-hf", tmp_path, tmp_path / "out")
+
+
+def test_a_name_twice_in_a_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(hf_directory("llama"), tmp_path / "hf")
+    entry = b'"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}'
+    header = b"{" + entry + b"," + entry + b"}"
+    (tmp_path / "hf" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    assert '"a" appears twice' in refused(capsys, "from-hf", tmp_path / "hf", tmp_path / "out")
 
 
 def test_a_hugging_face_source_has_no_hashes_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
