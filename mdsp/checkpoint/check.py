@@ -144,6 +144,7 @@ def _of_transformers(weights: HfWeights, ids: Tensor) -> dict[str, Tensor]:
     """[batch, seq, hidden] after each layer, from `transformers`."""
     import transformers
 
+    transformers.logging.disable_progress_bar()  # it draws into pipes and files as well
     loader: Any = transformers.AutoModelForCausalLM
     model = loader.from_pretrained(
         weights.path, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False

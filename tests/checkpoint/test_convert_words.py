@@ -174,3 +174,11 @@ def test_a_hugging_face_source_has_no_hashes_to_compare(tmp_path: Path, capsys: 
     assert main(["convert", "to-hf", str(hf_directory("llama")), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "hashes" not in said and "tensors of the source used once" in said
+
+
+def test_the_comparison_of_logits_draws_no_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(hf_directory("llama"))
+    capsys.readouterr()
+    assert main(["convert", "check", source, source, "--logits"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and "activations agree" in captured.out
