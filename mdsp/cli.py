@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -79,6 +80,13 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
+def _escape_what_does_not_fit() -> None:
+    """A path with letters that the terminal's encoding lacks is shown with escapes, and is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _discard_output() -> None:
     """What standard output could not take: Python would complain of it again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     What a user can cause ends as one message on standard error: `MdspError` with its own exit code, a file that cannot
     be opened, read or written with 1. Anything else is a defect of mdsp and keeps its traceback.
     """
+    _escape_what_does_not_fit()
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except MdspError as error:

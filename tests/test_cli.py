@@ -142,6 +142,17 @@ def test_the_command_itself(config: str) -> None:
     assert bad.stderr.count("mdsp: error: ") == 1 and "Traceback" not in bad.stderr
 
 
+@pytest.mark.parametrize("words", [["convert", "show"], ["checkpoint", "list"], ["report"]])
+def test_names_that_the_terminal_cannot_show(words: list[str], tmp_path: Path) -> None:
+    """ASCII only: a message with escapes, and no traceback."""
+    command = [sys.executable, "-m", "mdsp", *words, str(tmp_path / "Modéll")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("mdsp: error: ")
+    assert "Mod\\xe9ll" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m mdsp config explain --markdown | head -n 1"],

@@ -20,6 +20,7 @@ from mdsp.checkpoint.rotation import (
     step_of,
     superfluous_in,
 )
+from mdsp.checkpoint.sizes import bytes_in_words
 from mdsp.checkpoint.verify import open_any_manifest
 from mdsp.errors import CheckpointError, ConfigError
 
@@ -70,15 +71,15 @@ def _entries(directory: Path) -> list[_Entry]:
     return found
 
 
-def _gigabytes(path: Path) -> str:
-    return f"{sum(file.stat().st_size for file in path.rglob('*') if file.is_file()) / 1e9:.3f} GB"
+def _size(path: Path) -> str:
+    return bytes_in_words(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
 
 
 def _list(directory: Path) -> int:
     rows = [("step", "layout", "precision", "samples", "tokens", "size", "written", "state")]
     for entry in _entries(directory):
         written = datetime.datetime.fromtimestamp(entry.path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S")
-        step, size = str(step_of(entry.path)), _gigabytes(entry.path)
+        step, size = str(step_of(entry.path)), _size(entry.path)
         if entry.manifest is None:
             rows.append((step, "-", "-", "-", "-", size, written, entry.problem))
             continue
@@ -98,7 +99,7 @@ def _list(directory: Path) -> int:
         print("  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
     leftovers = [path for path in directory.iterdir() if path.name.startswith((SAVING_PREFIX, TRASH_PREFIX))]
     for path in leftovers:
-        print(f"half written: {path} ({_gigabytes(path)}); `mdsp checkpoint prune --leftovers` removes it")
+        print(f"half written: {path} ({_size(path)}); `mdsp checkpoint prune --leftovers` removes it")
     return 0
 
 
