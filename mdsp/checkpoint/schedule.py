@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from mdsp.checkpoint.counters import Counters
-from mdsp.checkpoint.lock import DirectoryLock
 from mdsp.checkpoint.resume import find_checkpoint, load_training_checkpoint
 from mdsp.checkpoint.rotation import checkpoints_in, is_whole, prune, remove_leftovers, step_of
 from mdsp.checkpoint.saving import PendingSave, tokenizer_problem
 from mdsp.config.run_config import RunConfig
+from mdsp.directory_lock import DirectoryLock
 from mdsp.engine.stop_signals import StopSignals, signal_name
-from mdsp.errors import CheckpointError
+from mdsp.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from mdsp.engine.engine import MdspEngine
@@ -59,8 +59,8 @@ class Checkpoints:
         problem: list[str | None] = [None]
         if directory is not None and dist.get_rank() == 0:
             try:
-                self._lock = DirectoryLock(directory)
-            except CheckpointError as error:
+                self._lock = DirectoryLock(directory, "mdsp.checkpoint.dir")
+            except ConfigError as error:
                 problem = [str(error)]
             except OSError as error:
                 problem = [f"mdsp.checkpoint.dir = {directory} cannot be written: {error.strerror}"]

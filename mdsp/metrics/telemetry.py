@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import mdsp
-from mdsp.checkpoint.lock import DirectoryLock
 from mdsp.config.run_config import RunConfig
-from mdsp.errors import CheckpointError, ConfigError
+from mdsp.directory_lock import DirectoryLock
+from mdsp.errors import ConfigError
 from mdsp.metrics.bubble import analyse_step
 from mdsp.metrics.clock import estimate_clock_offset, gather_timeline
 from mdsp.metrics.device_timeline import DeviceTimelineRecorder
@@ -76,7 +76,7 @@ class Telemetry:
         if self._writes:
             try:
                 self._lock = DirectoryLock(Path(self.run.mdsp.monitor.dir), "mdsp.monitor.dir")
-            except CheckpointError as error:
+            except ConfigError as error:
                 problem = [str(error)]
             except OSError:
                 pass  # the first record that cannot be written warns of it

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from deepspeed.runtime.pipe.schedule import ForwardPass
 
-from mdsp.checkpoint.lock import DirectoryLock
+from mdsp.directory_lock import DirectoryLock
 from mdsp.engine.engine import MdspEngine
 from tests.faults.job import Job, final_hashes, left_behind, write_config
 
@@ -95,7 +95,7 @@ def test_two_jobs_do_not_share_a_directory(name: str, key: str, tmp_path: Path) 
     ready, written = os.pipe()
     holder = os.fork()
     if holder == 0:
-        DirectoryLock(tmp_path / name)
+        DirectoryLock(tmp_path / name, "the key")
         os.write(written, b".")
         signal.pause()
     os.read(ready, 1)

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from mdsp.errors import CheckpointError
+from mdsp.errors import ConfigError
 
 LOCK = ".lock"
 
@@ -19,10 +19,10 @@ class DirectoryLock:
     the file system knows no locks, nothing is locked.
 
     Raises:
-        CheckpointError: another process holds it.
+        ConfigError: another process holds it.
     """
 
-    def __init__(self, directory: Path, key: str = "mdsp.checkpoint.dir") -> None:
+    def __init__(self, directory: Path, key: str) -> None:
         """`key` of the configuration names the directory in the message."""
         directory.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -31,7 +31,7 @@ class DirectoryLock:
         except (BlockingIOError, PermissionError):
             holder = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip()
             self.close()
-            raise CheckpointError(
+            raise ConfigError(
                 f"{directory} is in use by another job ({holder}); stop that one, wait for it, or choose another {key}"
             ) from None
         except OSError:
