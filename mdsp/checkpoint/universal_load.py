@@ -13,6 +13,7 @@ from mdsp.checkpoint.manifest import StoredFile
 from mdsp.checkpoint.optimizer_state import UniversalState
 from mdsp.checkpoint.universal import MASTER_WEIGHT, STEP
 from mdsp.model.table import Parameter
+from mdsp.tensor_parallel.parameters import entry_of
 
 if TYPE_CHECKING:
     from mdsp.engine.engine import MdspEngine
@@ -73,7 +74,7 @@ def _load_group(
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is None:
             continue  # this rank's share of the group holds nothing of it
-        entry: Parameter = parameter.entry  # type: ignore[attr-defined]
+        entry = entry_of(parameter)
         source, target = mapping.lp_fragment_address, mapping.hp_fragment_address
         for key in reader.keys(entry):
             if key == STEP:

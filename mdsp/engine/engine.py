@@ -17,6 +17,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor, nn
 
 from mdsp.metrics.timeline import NO_MICRO_BATCH, InstructionKind, TimelineRecorder
+from mdsp.tensor_parallel.parameters import entry_of
 from mdsp.tensor_parallel.random import Moment
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class MdspEngine(PipelineEngine):
             return
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in self.module.parameters():
-            if parameter.entry.has_partial_grad(group.size, group.sequence_parallel):
+            if entry_of(parameter).has_partial_grad(group.size, group.sequence_parallel):
                 grad = self._gradient(parameter)
                 by_dtype.setdefault(grad.dtype, []).append(grad)
         for grads in by_dtype.values():
@@ -132,7 +133,7 @@ class MdspEngine(PipelineEngine):
         """Where the accumulated gradient of a parameter lies before it is reduced over data ranks."""
         grad = parameter._hp_grad if self.using_bf16_optimizer else parameter.grad  # type: ignore[attr-defined]
         if grad is None:
-            raise RuntimeError(f"no gradient for {parameter.entry.name}")  # type: ignore[attr-defined]
+            raise RuntimeError(f"no gradient for {entry_of(parameter).name}")
         return grad
 
     _INSTRUCTION_MAP: ClassVar = {

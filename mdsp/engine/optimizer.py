@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mdsp.errors import ConfigError
+from mdsp.tensor_parallel.parameters import entry_of
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -20,7 +21,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for parameter in parameters:
-        (decayed if parameter.entry.decay else plain).append(parameter)  # type: ignore[attr-defined]
+        (decayed if entry_of(parameter).decay else plain).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
 
 

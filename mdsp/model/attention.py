@@ -12,6 +12,7 @@ from mdsp.model.norm import HeadwiseNorm
 from mdsp.model.positions import alibi_slopes, apply_rotary, attention_bias, rotary_tables
 from mdsp.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, column_parallel
 from mdsp.tensor_parallel.parameters import ParameterBuilder
+from mdsp.tensor_parallel.random import Moment
 
 
 class Attention(nn.Module):
@@ -101,8 +102,8 @@ class Attention(nn.Module):
     def _bias(self, like: Tensor) -> Tensor | None:
         return attention_bias(like.shape[2], self.window, self.slopes, like.device, like.dtype)
 
-    def _core_at(self, moment: object, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with self.context.streams.at(moment):  # type: ignore[arg-type]
+    def _core_at(self, moment: Moment, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with self.context.streams.at(moment):
             return self._core(q, k, v)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

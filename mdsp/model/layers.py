@@ -15,7 +15,7 @@ from mdsp.model.norm import Norm
 from mdsp.model.table import FIRST_BLOCK_LAYER, parameter_table
 from mdsp.tensor_parallel.collectives import sequence_slice
 from mdsp.tensor_parallel.linear import column_parallel
-from mdsp.tensor_parallel.parameters import ParameterBuilder, RandomWeights, WeightSource
+from mdsp.tensor_parallel.parameters import ParameterBuilder, RandomWeights, WeightSource, entry_of
 from mdsp.tensor_parallel.random import Moment
 from mdsp.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
@@ -161,4 +161,4 @@ class SingleProcessGPT(nn.Module):
 
     def parameters_by_entry(self) -> dict[str, nn.Parameter]:
         """Parameters by their name in the table."""
-        return {parameter.entry.name: parameter for parameter in self.parameters()}  # type: ignore[attr-defined]
+        return {entry_of(parameter).name: parameter for parameter in self.parameters()}

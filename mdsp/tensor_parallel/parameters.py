@@ -57,6 +57,13 @@ class RandomWeights:
         return torch.empty(rows, *parameter.shape[1:]).normal_(0.0, parameter.init.std, generator=generator)
 
 
+def entry_of(parameter: nn.Parameter) -> Parameter:
+    """The table's entry of a parameter that `ParameterBuilder` built."""
+    entry = parameter.entry  # type: ignore[attr-defined]  # torch's parameters take attributes, and type none
+    assert isinstance(entry, Parameter)
+    return entry
+
+
 class ParameterBuilder:
     """Builds this rank's parameters by name: local shape, padding, values, and the marks that the engine reads.
 
